@@ -56,14 +56,6 @@ def membership_of(member: KafkaConsumer | ConsumerGroup | ConsumerGroupSession) 
     return membership
 
 
-def has_assignment(member: ConsumerGroup) -> bool:
-    """Return True if the member has its assignment, which may be empty."""
-    if (membership := member._membership) is None:
-        return False
-    with membership.changed:
-        return membership.machine.is_reconciled
-
-
 def clock_checked_s(membership: Membership) -> float:
     """Return the time at which the membership has last looked at its clock."""
     return membership._checked_s

@@ -47,3 +47,12 @@ class SmallCluster(FakeKafka):
     def silent_to(self, api: Api) -> None:
         """Send no reply to requests of `api`."""
         self.handlers[api] = lambda body, version: None
+
+
+def recreate_topic(fake: FakeKafka, name: str, partitions: int = 1, count: int = 0) -> None:
+    """Recreate a topic at once, with `count` records in each partition."""
+    with fake.changed:
+        fake.delete_topic(name)
+        fake.create_topic(name, partitions)
+        for partition in range(partitions if count else 0):
+            fake.write(name, partition, records(0, count))

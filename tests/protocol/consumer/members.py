@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 
 from confluent_kafka.admin import AdminClient
 
@@ -14,13 +15,14 @@ from protocol.cluster.call import call
 from protocol.cluster.coordinators import group_coordinator
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupHandler, ConsumerGroupSession
 from protocol.errors import WakeUp
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.group.member import GroupMember
 from protocol.group.membership.assignment import EndReason
 from protocol.wire.messages.m13_leave_group import LEAVE_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.support.internals import has_assignment
+from tests.support.small_cluster import END, PARTITIONS
 from tests.support.wait_until import wait_until
 
 
@@ -106,6 +108,19 @@ def consumer_of(
     return KafkaConsumer(client, {**defaults, **(protocol or {}), **properties})
 
 
+def subscribed(
+    client: Client | Mapping[str, object],
+    protocol: Mapping[str, object] | None = None,
+    listener: ConsumerRebalanceListener | None = None,
+    **properties: object,
+) -> KafkaConsumer:
+    """Return the only member of a group, which has read all records of orders in a `SmallCluster`."""
+    consumer = consumer_of(client, protocol, **properties)
+    consumer.subscribe(["orders"], listener)
+    read(consumer, PARTITIONS * END)
+    return consumer
+
+
 def group_of(
     client: Client | Mapping[str, object],
     protocol: Mapping[str, object] | None = None,
@@ -166,11 +181,6 @@ class Member:
         self.cleanups.append(session.claims)
 
     @property
-    def has_assignment(self) -> bool:
-        """Return True if the member has its assignment, which may be empty."""
-        return has_assignment(self.group)
-
-    @property
     def numbers(self) -> list[int]:
         """Return the assigned partitions."""
         if not self.setups or self.setups[-1].ended.is_set():
@@ -184,26 +194,29 @@ class Member:
 
 
 class Polling:
-    """A `KafkaConsumer` of this project that polls in a thread until it is closed."""
+    """A `KafkaConsumer` of this project that polls in a thread until it is closed, and notes the messages."""
 
-    def __init__(self, consumer: KafkaConsumer, topic: str, values: list[bytes] | None = None) -> None:
-        self.values = [] if values is None else values
+    def __init__(self, consumer: KafkaConsumer, topic: str) -> None:
+        self.messages: list[ConsumerMessage] = []
         self._consumer = consumer
         consumer.subscribe([topic])
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        with self._consumer as consumer:
-            try:
-                while True:
-                    self.values += [message.value or b"" for message in consumer.poll(1_000).messages()]
-            except WakeUp:
-                pass
+        with self._consumer as consumer, suppress(WakeUp):
+            while True:
+                self.messages += consumer.poll(1_000).messages()
+
+    @property
+    def first_offsets(self) -> dict[int, int]:
+        """Return the first offset read of each partition."""
+        return {message.partition: message.offset for message in reversed(self.messages)}
 
     def close(self) -> None:
         self._consumer.wakeup()
         self._thread.join(20)
+        assert not self._thread.is_alive()
 
 
 class Watch:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import protocol
-from protocol import Admin, Client, Consumer, ConsumerGroup, KafkaConsumer, TopicPartition, TransactionalProducer
+from protocol import Admin, Client, Consumer, KafkaConsumer, TopicPartition, TransactionalProducer
 from protocol.broker_errors import ErrorCode
 from protocol.consumer.commits import Offsets
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import CommitFailed, ConnectFailed, KafkaError, UsageError
+from protocol.errors import CommitFailed, ConnectFailed, UsageError
 from protocol.group.commits import offset_manager
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from protocol.testing import MockConsumer
@@ -23,8 +23,7 @@ from protocol.testing.fake_kafka.faults import ALWAYS
 from tests.protocol.consumer.conftest import PROTOCOLS
 from tests.protocol.consumer.members import IdleHandler, consumer_of, group_of, read
 from tests.protocol.fetch.consuming import client_of, records
-from tests.support.background import background
-from tests.support.internals import commits_of, membership_of
+from tests.support.internals import commits_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -96,12 +95,6 @@ def test_callback_that_is_not_callable_is_refused_before_the_commit(
         assert either.committed([FIRST]) == {FIRST: None}
 
 
-def test_bool_is_no_partition(consumer: KafkaConsumer) -> None:
-    for either in (consumer, MockConsumer()):
-        with pytest.raises(UsageError, match="partition of orders is True; it must be an integer"):
-            either.assign([("orders", True)])
-
-
 def test_mark_that_kafka_cannot_store_is_refused_and_other_marks_are_committed(
     fake: SmallCluster, client: Client
 ) -> None:
@@ -120,13 +113,14 @@ def test_mark_that_kafka_cannot_store_is_refused_and_other_marks_are_committed(
                 assert claim.initial_offset == 0
                 with pytest.raises(UsageError, match="orders-0"):
                     session.mark_offset(*FIRST, 3, "caf\udce9")
-                session.mark_offset(*FIRST, 3)
+                session.mark_offset(*FIRST, 3, "so far")
                 session.end(session.end_reason)  # type: ignore[arg-type]
             session.ended.wait(10)
 
     with group_of(client) as group:
         group.consume(["orders"], Handler())
     assert fake.committed_offsets(GROUP) == {FIRST: 3, SECOND: 5}
+    assert fake.offsets.committed[GROUP][FIRST].metadata == "so far"
 
 
 # -- the same offset again ------------------------------------------------------------------------
@@ -230,39 +224,6 @@ def test_polling_continues_when_a_subscribed_topic_is_deleted(
         read(consumer, 1)
         assert time.monotonic() - since_s < 25
     assert (committed(client), committed(client, SECOND)) == (END + 1, END)
-
-
-@PROTOCOLS
-def test_claims_continue_when_a_subscribed_topic_is_deleted(
-    fake: SmallCluster, client: Client, protocol: dict[str, object]
-) -> None:
-    observed: set[tuple[str, int, int]] = set()
-    errors: list[KafkaError] = []
-
-    class Handler(IdleHandler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            for message in claim.messages():
-                session.mark_message(message)
-                observed.add((message.topic, message.partition, message.offset))
-
-    properties = {"group.id": GROUP, "auto.offset.reset": "earliest", "auto.commit.interval.ms": 600_000, **protocol}
-
-    def consume() -> None:
-        while not group.closed:
-            group.consume(["orders", "returns"], Handler())
-
-    group = ConsumerGroup(client, properties, on_error=errors.append)
-    with background(consume), group:
-        wait_until(lambda: len(observed) == 4 * END)
-        membership = membership_of(group)
-        since_s = time.monotonic()
-        fake.delete_topic("returns")
-        wait_until(lambda: {topic for topic, _ in membership.owned} == {"orders"})
-        fake.write("orders", 0, records_at(fake, FIRST))
-        wait_until(lambda: ("orders", 0, END) in observed)
-        assert time.monotonic() - since_s < 25
-    assert committed(client, SECOND) == END
-    assert any("UNKNOWN_TOPIC_ID" in str(error) for error in errors)
 
 
 def test_claim_whose_thread_cannot_start_ends_the_session_with_an_error(

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from protocol import Client, ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from protocol.consumer.assigned_partitions import AssignedPartitions
 from protocol.consumer.commits import Offsets
+from protocol.consumer.consumer_records import ConsumerRecords
 from protocol.errors import CommitFailed, Corrupt, DataLoss, UsageError
 from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
 from protocol.testing import FakeKafka
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.conftest import EAGER, NewConsumer
-from tests.protocol.consumer.members import consumer_of, read, remove_member
+from tests.protocol.consumer.members import consumer_of, read, remove_member, subscribed
+from tests.protocol.transaction.producing import started
 from tests.support.internals import commits_of, membership_of
 from tests.support.member_queries import fill
 from tests.support.small_cluster import END, SmallCluster
@@ -35,17 +37,6 @@ def key(kafka1: LocalKafka, topic1: TopicFactory) -> TopicPartition:
     name = topic1(1)
     fill(kafka1, name, 1, COUNT)
     return name, 0
-
-
-def test_seek_to_the_committed_offset_is_committed(key: TopicPartition, new_consumer: NewConsumer) -> None:
-    ours = new_consumer()
-    ours.commit_sync({key: CommittedOffset(5)})
-    ours.assign([key])
-    read(ours, COUNT - 5)
-    ours.commit_sync()
-    ours.seek(key, 5)
-    ours.commit_sync()
-    assert ours.committed([key]) == {key: CommittedOffset(5)}
 
 
 def test_commit_to_a_group_with_members_is_refused_without_retry(fake_client: Client) -> None:
@@ -126,9 +117,7 @@ def test_listener_commits_before_revocation(fake: SmallCluster, fake_client: Cli
             if end == "close":
                 ours.close()  # again, without effect
 
-    ours = consumer_of(fake_client, EAGER)
-    ours.subscribe(["orders"], Commits())
-    read(ours, 2 * END)
+    ours = subscribed(fake_client, EAGER, Commits())
     both = ours.assignment
     if end == "rebalance":
         fake.delay_replies("OffsetCommit", 0.1)
@@ -139,16 +128,6 @@ def test_listener_commits_before_revocation(fake: SmallCluster, fake_client: Cli
     assert callback_errors == ([] if waits else [None])
     assert fetch_offsets(fake_client, "etl", both, fake_client.deadline()) == dict.fromkeys(both, offset)
     ours.close()
-
-
-def test_close_ends_by_its_deadline(fake: SmallCluster, fake_client: Client) -> None:
-    ours = consumer_of(fake_client, EAGER, **{"enable.auto.commit": True})
-    ours.subscribe(["orders"])
-    assert len(read(ours, 2 * END)) == 2 * END
-    fake.silence(1)
-    since_s = time.monotonic()
-    ours.close(timeout_ms=500)
-    assert time.monotonic() - since_s < 15
 
 
 @pytest.mark.parametrize("end", ["poll", "close"])
@@ -231,9 +210,7 @@ def test_callbacks_are_called_in_the_order_of_the_commits(fake: SmallCluster, fa
     def note(offsets: Offsets, error: CommitFailed | None) -> None:
         called_with.extend((to.offset, error is None) for to in offsets.values())
 
-    with consumer_of(fake_client, EAGER) as ours:
-        ours.subscribe(["orders"])
-        read(ours, 2 * END)
+    with subscribed(fake_client, EAGER) as ours:
         fake.refuse("OffsetCommit", "UNKNOWN_TOPIC_OR_PARTITION", 2, partition=FIRST)
         ours.commit_async({FIRST: CommittedOffset(1)}, note)
         ours.commit_async({SECOND: CommittedOffset(2)}, note)
@@ -246,3 +223,29 @@ def test_callbacks_are_called_in_the_order_of_the_commits(fake: SmallCluster, fa
         assert len(called_with) == 2, "callbacks are called by later calls"
         wait_until(lambda: ours.poll(20) or len(called_with) == 4)
     assert called_with == [(1, True), (2, True), (3, False), (4, False)]
+
+
+def test_offsets_behind_polled_records_have_epoch_and_topic_id_as_the_consumers_own_commit(
+    fake: SmallCluster, fake_client: Client
+) -> None:
+    fake.set_leader_epoch(*FIRST, 3)
+    producer = started(fake_client, "etl")
+    producer.begin_transaction()
+    producer.send("orders", "a", partition=0)
+    producer.commit_transaction()
+    with consumer_of(fake_client, **{"isolation.level": "read_committed"}) as ours:
+        ours.assign([FIRST])
+        ours.seek(FIRST, END)
+        records = ours.poll(20_000)
+        offsets = records.next_offsets
+        ours.commit_sync()
+        assert offsets == ours.committed([FIRST])
+        assert (offsets[FIRST].offset, offsets[FIRST].leader_epoch) == (END + 2, 3), "behind the marker"
+        fake.produce("orders", "c", partition=0)
+        ours.poll(20_000)
+        assert records.next_offsets == offsets, "the offsets of the same poll"
+
+
+def test_offsets_behind_polled_records_follow_from_batches_alone() -> None:
+    batch = pa.record_batch({"offset": pa.array([7, 9], pa.int64())})
+    assert ConsumerRecords({FIRST: [batch]}).next_offsets == {FIRST: CommittedOffset(10)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from protocol import Client, ConsumerGroup
 from protocol.admin.groups import describe_group
 from protocol.broker_errors import ErrorCode
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import BrokerError, CommitFailed, KafkaError, UsageError
+from protocol.errors import BrokerError, CommitFailed, KafkaError
 from protocol.group.commits.committed_offsets import fetch_offsets
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.faults import ALWAYS
@@ -24,15 +25,15 @@ from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_H
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
 from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.protocol.consumer.members import Member, ReadingHandler, consumer_of, group_of, remove_member
+from tests.protocol.consumer.members import Member, ReadingHandler, consumer_of, group_of
 from tests.protocol.fetch.consuming import client_of, produce
 from tests.support.background import background
-from tests.support.internals import membership_of
 from tests.support.small_cluster import END, SmallCluster
 from tests.support.wait_until import wait_until
 
 NewMember = Callable[..., Member]
 PARTITIONS, COUNT = 4, 400
+LATE = 1_000_000
 BOTH = frozenset({("orders", 0), ("orders", 1)})
 
 
@@ -76,96 +77,14 @@ def test_rebalance_in_the_middle_of_messages_loses_none(
     assert (first.errors, two.errors) == ([], [])
 
 
-def test_error_in_a_handler_ends_the_session_and_is_raised(client: Client, group: str, orders: str) -> None:
-    class Failing(ReadingHandler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            if claim.partition == 2:
-                raise ZeroDivisionError("as if")
-            super().consume_claim(session, claim)
-
-    handler = Failing()
-    with group_of(client, group=group) as members:
-        with pytest.raises(ZeroDivisionError, match="as if"):
-            members.consume([orders], handler)
-        assert handler.cleanups == 1
-        assert f"consume_claim of {orders}-2 has failed" in str(handler.sessions[0].end_reason)
-        # The partitions still belong to this member; the next session has them at once.
-        with pytest.raises(ZeroDivisionError):
-            members.consume([orders], handler)
-        assert [session.claims for session in handler.sessions] == [{orders: [0, 1, 2, 3]}] * 2
-        assert handler.sessions[0].generation_id == handler.sessions[1].generation_id
-    with pytest.raises(UsageError, match="is closed"):
-        members.consume([orders], handler)
-
-
-def test_handler_that_returns_ends_the_session(client: Client, group: str, orders: str) -> None:
-    all_have_committed = threading.Barrier(PARTITIONS, timeout=30)
-
-    class Ending(ReadingHandler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            batch = claim.poll()
-            assert batch is not None
-            session.mark_offset(claim.topic, claim.partition, batch["offset"][-1].as_py() + 1, metadata="so far")
-            session.commit()
-            all_have_committed.wait()
-            if claim.partition != 1:
-                session.ended.wait(20)
-
-    with group_of(client, group=group, **{"enable.auto.commit": False}) as members:
-        assert f"consume_claim of {orders}-1 has returned" in str(members.consume([orders], Ending()))
-    committed = fetch_offsets(client, group, None, client.deadline())
-    assert committed[orders, 1].metadata == "so far"
-    assert committed[orders, 1].offset > 0
-
-
-def test_handler_too_slow_to_end_is_reported_and_its_late_marks_are_dropped(
-    client: Client, group: str, orders: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A second member waits no longer than the rebalance timeout of the first; later marks of the first are dropped."""
-    end_requested, resume = threading.Event(), threading.Event()
-    refused: list[Exception] = []
-
-    class Slow(ReadingHandler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            if claim.partition == 0:
-                session.ended.wait(20)
-                end_requested.set()
-                resume.wait(30)
-                session.mark_offset(orders, 0, 77)
-                with pytest.raises(CommitFailed) as raised:
-                    session.commit()
-                refused.append(raised.value)
-            else:
-                super().consume_claim(session, claim)
-
-    slow, handler, limit = Slow(), ReadingHandler(), {"max.poll.interval.ms": 1_500}
-    with group_of(client, EAGER, group, **limit) as first, group_of(client, EAGER, group, **limit) as second:
-        ending = threading.Thread(target=first.consume, args=([orders], slow))
-        ending.start()
-        wait_until(lambda: slow.sessions)
-        thread = threading.Thread(target=second.consume, args=([orders], handler))
-        thread.start()
-        assert end_requested.wait(20)
-        wait_until(lambda: len(handler.starts) == PARTITIONS)  # all but the first
-        wait_until(lambda: "raise max.poll.interval.ms" in caplog.text)
-        resume.set()
-        ending.join(20)
-        assert not ending.is_alive()
-        assert f"the handler of claim {orders}-0 has not returned" in caplog.text
-        assert len(refused) == 1
-        assert slow.cleanups == 1
-    thread.join(20)
-    committed = fetch_offsets(client, group, None, client.deadline())
-    assert committed[orders, 0].offset == 0, "the start offset"
-
-
 class Stuck(ReadingHandler):
-    """Marks an offset every few milliseconds; returns from an ended claim only after `resume`."""
+    """Marks an offset every few milliseconds; returns from an ended claim only after `resume`, and marks once more."""
 
     def __init__(self, *, commits: bool = False) -> None:
         super().__init__()
         self.resume = threading.Event()
         self.ended: set[int] = set()
+        self.late_commits: list[KafkaError | None] = []
         self._commits = commits
 
     def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
@@ -180,6 +99,12 @@ class Stuck(ReadingHandler):
                     session.commit()
         self.ended.add(claim.partition)
         self.resume.wait(30)
+        session.mark_offset(claim.topic, claim.partition, LATE)
+        try:
+            session.commit()
+            self.late_commits.append(None)
+        except CommitFailed as error:
+            self.late_commits.append(error)
 
 
 @contextmanager
@@ -198,12 +123,24 @@ def joined_by_another(stuck: Stuck, **properties: object) -> Iterator[tuple[Fake
                     stuck.resume.set()
 
 
+@pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE], ids=["eager", "cooperative"])
 @pytest.mark.parametrize("commits", [False, True])
-def test_handler_that_keeps_a_revoked_partition_ends_the_membership(commits: bool) -> None:
+def test_handler_that_keeps_a_revoked_partition_ends_the_membership_and_its_late_marks_are_dropped(
+    commits: bool, protocol: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
     """In the cooperative protocol the other claims go on, and must not keep the member alive."""
-    properties = {"max.poll.interval.ms": 1_000, "enable.auto.commit": not commits}
-    with joined_by_another(Stuck(commits=commits), **properties) as (_, handler):
+    stuck = Stuck(commits=commits)
+    properties = {**protocol, "max.poll.interval.ms": 1_000, "enable.auto.commit": not commits}
+    with joined_by_another(stuck, **properties) as (fake, handler):
         wait_until(lambda: len(handler.starts) == 4)
+        wait_until(lambda: "raise max.poll.interval.ms" in caplog.text)
+        stuck.resume.set()
+        wait_until(lambda: len(stuck.late_commits) == 4)
+        assert LATE not in fake.committed_offsets("etl").values()
+    assert re.search("the handler of claim orders-[0-3] has not returned", caplog.text)
+    assert stuck.cleanups == 1
+    if protocol == EAGER:
+        assert None not in stuck.late_commits
 
 
 def test_other_claims_are_committed_while_the_handler_of_a_revoked_partition_runs() -> None:
@@ -238,34 +175,6 @@ def test_long_broker_failure_is_reported_and_reading_continues(fake: SmallCluste
             member.close()
         assert all("nothing could be read" in str(error) for error in member.errors)
         assert len(member.setups) == 1
-
-
-@pytest.mark.parametrize("protocol", [EAGER, COOPERATIVE], ids=["eager", "cooperative"])
-@pytest.mark.parametrize("forgotten", [False, True])
-def test_member_without_initial_partitions_reads_those_assigned_later(
-    client: Client, kafka1: LocalKafka, topic1: TopicFactory, group: str, protocol: dict[str, object], forgotten: bool
-) -> None:
-    """Also if the coordinator forgets the member meanwhile: it rejoins, and has no partitions to lose."""
-    name = topic1()
-    produce(kafka1, name, range(3))
-    member = Member(client, group, name, **protocol)
-    wait_until(lambda: len(member.values) == 3)
-    two = Member(client, group, name, **protocol)
-    try:
-        wait_until(lambda: two.has_assignment)
-        if forgotten:
-            membership = membership_of(two.group)
-            before = membership.member.member_id
-            remove_member(client, group, membership.member)
-            wait_until(lambda: membership.member.generation_id >= 0 and membership.member.member_id != before)
-        member.close()
-        produce(kafka1, name, range(3))
-        wait_until(lambda: len(two.values) == 3, lambda: str((two.values, two.claimed, two.errors, member.claimed)))
-        assert two.errors == []
-        assert all(session.claims for session in two.setups)
-    finally:
-        member.close()
-        two.close()
 
 
 class Marking(ReadingHandler):

@@ -17,7 +17,7 @@ from protocol.group.member import ConsumerGroupMetadata, GroupMember
 from protocol.wire.messages.m11_join_group import JOIN_GROUP
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.conftest import COOPERATIVE, PROTOCOLS
-from tests.protocol.consumer.members import Listener, ReadingHandler, consumer_of, group_of, read, remove_member
+from tests.protocol.consumer.members import Listener, ReadingHandler, consumer_of, group_of, remove_member, subscribed
 from tests.protocol.transaction.producing import started
 from tests.support.background import background
 from tests.support.internals import membership_of
@@ -39,9 +39,7 @@ def test_offsets_of_a_removed_member_in_an_empty_group_are_refused(
     fake: SmallCluster, fake_client: Client, protocol: dict[str, object], has_polled: bool
 ) -> None:
     producer = started(fake_client, "etl-0")
-    with consumer_of(fake_client, protocol) as consumer:
-        consumer.subscribe(["orders"])
-        read(consumer, 2 * END)
+    with subscribed(fake_client, protocol) as consumer:
         fetched_as = consumer.group_metadata().member
         assert fetched_as.is_in_group
         fake.before[JOIN_GROUP] = lambda body: fake.lose_requests(JOIN_GROUP)
@@ -69,9 +67,7 @@ def test_member_without_a_reply_to_its_join_learns_its_end_from_a_commit(
     replaced, listener, dropped = ends_by != "removal", Listener(), threading.Event()
     static: dict[str, object] = {"group.instance.id": "a"} if replaced else {}
     fake.create_topic("more")
-    with consumer_of(fake_client, {**COOPERATIVE, **static}) as consumer:
-        consumer.subscribe(["orders"], listener)
-        read(consumer, 2 * END)
+    with subscribed(fake_client, {**COOPERATIVE, **static}, listener) as consumer:
         member = consumer.group_metadata().member
         fake.edit_replies(JOIN_GROUP, lambda body: dropped.set(), 1)
         consumer.subscribe(["orders", "more"], listener)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import pytest
 
-from protocol import Client, CommittedOffset, ConsumerGroup, ConsumerRebalanceListener, TopicPartition
+from protocol import Client, CommittedOffset, ConsumerGroup
 from protocol.base.clock import SYSTEM_CLOCK
 from protocol.consumer.assigned_partitions import AssignedPartitions
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
@@ -21,7 +20,16 @@ from protocol.group.membership.assignment import EndReason
 from protocol.group.membership.membership import LEAVE_MS, Membership
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.conftest import EAGER, KIP_848
-from tests.protocol.consumer.members import IdleHandler, Member, ReadingHandler, consumer_of, group_of, read
+from tests.protocol.consumer.members import (
+    IdleHandler,
+    Listener,
+    Member,
+    ReadingHandler,
+    consumer_of,
+    group_of,
+    read,
+    subscribed,
+)
 from tests.support.background import background
 from tests.support.forked_child import check_in_child
 from tests.support.internals import membership_of, partitions_of
@@ -44,9 +52,7 @@ def sleep(fake: SmallCluster, membership: Membership) -> Callable[[], None]:
 
 
 def test_poll_sleeps_while_the_group_waits_for_another_member(fake_client: Client) -> None:
-    with consumer_of(fake_client, EAGER) as consumer, consumer_of(fake_client, EAGER) as joining:
-        consumer.subscribe(["orders"])
-        read(consumer, 2 * END)
+    with subscribed(fake_client, EAGER), consumer_of(fake_client, EAGER) as joining:
         joining.subscribe(["orders"])
         joining.poll(100)
         began_s = time.thread_time()
@@ -76,9 +82,7 @@ def test_signal_handler_within_a_poll_may_only_close_the_consumer(
         consumer.close()
 
     errors: list[BaseException | None] = []
-    consumer = consumer_of(fake_client, protocol)
-    consumer.subscribe(["orders"])
-    read(consumer, 2 * END)
+    consumer = subscribed(fake_client, protocol)
     former = signal.signal(signal.SIGUSR1, handle)
     monkeypatch.setattr(AssignedPartitions, "poll", note_poll)
     began_s = time.monotonic()
@@ -189,70 +193,53 @@ def test_pausing_all_claims_in_a_rebalance_succeeds(
         member.close()
 
 
+def check_refused_in_child(*calls: Callable[[], object]) -> None:
+    """Check that these calls are refused in a forked child, where only the thread that has forked exists."""
+
+    def check() -> None:
+        for call in calls:
+            with pytest.raises(UsageError, match="before a fork"):
+                call()
+
+    check_in_child(check)
+
+
 @pytest.mark.parametrize("use", ["poll", "position", "current_lag", "commit_sync"])
 def test_consumer_is_refused_in_a_forked_child_after_its_first_use(fake_client: Client, use: str) -> None:
-    """Only the thread that forks exists in the child: others had been about to fetch and to commit."""
     with consumer_of(fake_client) as unused, consumer_of(fake_client) as consumer:
         consumer.assign(BOTH)
         if use == "commit_sync":
             consumer.commit_sync({("orders", 0): CommittedOffset(0)})
         else:
             getattr(consumer, use)(0 if use == "poll" else ("orders", 0))
-
-        def check() -> None:
-            assert unused.assignment == frozenset()
-            with pytest.raises(UsageError, match="before a fork"):
-                consumer.poll(0)
-            with pytest.raises(UsageError, match="before a fork"):
-                consumer.close()
-
-        check_in_child(check)
+        check_refused_in_child(lambda: consumer.poll(0), consumer.close)
+        check_in_child(lambda: unused.assign(BOTH))
         assert consumer.position(("orders", 0)) >= 0
 
 
 @pytest.mark.parametrize("place", ["listener", "callback"])
 def test_consumer_is_refused_in_a_child_forked_within_a_call(fake_client: Client, place: str) -> None:
-    def check() -> None:
-        for call in (consumer.close, partial(consumer.poll, 0)):
-            with pytest.raises(UsageError, match="before a fork"):
-                call()
+    checked: list[bool] = []
 
-    class Forks(ConsumerRebalanceListener):
-        def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-            check_in_child(check)
-            checked.append(1)
+    def fork(*_: object) -> None:
+        check_refused_in_child(consumer.close, lambda: consumer.poll(0))
+        checked.append(True)
 
-    def on_commit(offsets: object, error: object) -> None:
-        check_in_child(check)
-        checked.append(1)
-
-    checked: list[int] = []
+    listener = Listener()
     with consumer_of(fake_client, EAGER) as consumer:
-        consumer.subscribe(["orders"], Forks() if place == "listener" else None)
+        if place == "listener":
+            listener.function = fork
+        consumer.subscribe(["orders"], listener)
         read(consumer, 2 * END)
         if place == "callback":
-            consumer.commit_async({("orders", 0): CommittedOffset(1)}, on_commit)
+            consumer.commit_async({("orders", 0): CommittedOffset(1)}, fork)
             wait_until(lambda: consumer.poll(10) is not None and checked)
-        assert checked == [1]
+        assert checked == [True]
 
 
 def test_group_is_refused_in_a_forked_child_while_the_parent_consumes(fake_client: Client) -> None:
-    class Waiting(IdleHandler):
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            consuming.set()
-            session.ended.wait(20)
-
-    consuming, stop = threading.Event(), threading.Event()
-    group = group_of(fake_client)
-    with ThreadPoolExecutor(1) as executor:
-        consumed = executor.submit(group.consume, ["orders"], Waiting(), stop)
-        assert consuming.wait(20)
-
-        def check() -> None:
-            with pytest.raises(UsageError, match="before a fork"):
-                group.close()
-
-        check_in_child(check)
+    handler, stop, group = ReadingHandler(), threading.Event(), group_of(fake_client)
+    with group, background(lambda: group.consume(["orders"], handler, stop)):
+        wait_until(lambda: handler.rows["orders"] == 2 * END)
+        check_refused_in_child(group.close)
         stop.set()
-        assert "stop event" in str(consumed.result(20))
-    group.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import confluent_kafka as other
 import pytest
@@ -21,6 +22,7 @@ from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.consumer.conftest import EAGER, KIP_848, NewConsumer
 from tests.protocol.consumer.members import IdleHandler, Listener, consumer_of, read
 from tests.protocol.fetch.consuming import produce
+from tests.support import librdkafka
 from tests.support.small_cluster import SmallCluster
 from tests.support.wait_until import wait_until
 
@@ -37,7 +39,7 @@ def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
         when_ms = FIRST_MS + number // 2 * 1_000
         producer.produce(name, b"%d" % number, partition=number % 2, timestamp=when_ms)
     assert producer.flush(30) == 0
-    admin = other.admin.AdminClient({"bootstrap.servers": kafka1.bootstrap_servers})
+    admin = librdkafka.admin(kafka1)
     for deleted in admin.delete_records([other.TopicPartition(name, 0, DELETED)]).values():
         deleted.result(30)
     return name
@@ -46,10 +48,8 @@ def orders(kafka1: LocalKafka, lasting_topic: TopicFactory) -> str:
 @pytest.fixture
 def librdkafka_consumer(kafka1: LocalKafka, group: str) -> Iterator[other.Consumer]:
     """Yield librdkafka's consumer, of the same group."""
-    settings = {"bootstrap.servers": kafka1.bootstrap_servers, "group.id": group, "enable.auto.commit": False}
-    consumer = other.Consumer({**settings, "auto.offset.reset": "earliest", "log_level": 0})
-    yield consumer
-    consumer.close()
+    with closing(librdkafka.consumer(kafka1, group)) as consumer:
+        yield consumer
 
 
 # -- queries --------------------------------------------------------------------------------------
@@ -107,18 +107,6 @@ def test_manually_assigned_partitions_are_read(
         ours.position((orders, 0))
     with pytest.raises(UsageError, match="unsubscribe first"):
         ours.subscribe([orders])
-
-
-def test_poll_without_max_poll_records_returns_whole_record_batches(
-    kafka1: LocalKafka, lasting_topic: TopicFactory, new_consumer: NewConsumer
-) -> None:
-    topic = lasting_topic()
-    produce(kafka1, topic, range(2_000), settings={"linger.ms": 1_000})
-    ours = new_consumer()
-    ours.assign([(topic, 0)])
-    polled: list[int] = []
-    wait_until(lambda: polled.append(ours.poll(1_000).num_rows) or sum(polled) == 2_000)
-    assert max(polled) > 500
 
 
 # -- start offsets --------------------------------------------------------------------------------
@@ -279,27 +267,6 @@ def test_broker_side_pattern_is_matched_by_brokers(orders: str, new_consumer: Ne
     ours = new_consumer(**KIP_848)
     ours.subscribe(re.compile("no such topic"), re2=f"{orders[:-1]}.")
     wait_until(lambda: ours.poll(20) or len(ours.assignment) == 2)
-
-
-def test_group_metadata_is_that_of_the_described_member(
-    kafka1: LocalKafka, orders: str, group: str, new_consumer: NewConsumer, protocol: dict[str, object]
-) -> None:
-    ours = new_consumer(**protocol)
-    ours.subscribe([orders])
-    read(ours, 1)
-    admin = other.admin.AdminClient({"bootstrap.servers": kafka1.bootstrap_servers})
-
-    def described() -> list[str]:
-        return [member.member_id for member in admin.describe_consumer_groups([group])[group].result(20).members]
-
-    metadata = ours.group_metadata()
-    assert ([metadata.member.member_id], metadata.group_id) == (described(), group)
-    ours.enforce_rebalance()
-    wait_until(lambda: ours.poll(20) or len(ours.assignment) == 2)
-    again = ours.group_metadata()
-    assert [again.member.member_id] == described() != [metadata.member.member_id]
-    ours.close()
-    assert described() == []
 
 
 def test_subscription_to_unknown_topic_is_a_warning(fake_client: Client, caplog: pytest.LogCaptureFixture) -> None:

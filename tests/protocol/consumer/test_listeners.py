@@ -10,7 +10,7 @@ from protocol import Client, ConsumerRebalanceListener, KafkaConsumer, TopicPart
 from protocol.errors import CommitFailed, UsageError
 from protocol.group.commits.committed_offsets import fetch_offsets
 from tests.protocol.consumer.conftest import EAGER, PROTOCOLS
-from tests.protocol.consumer.members import Listener, consumer_of, read, remove_member
+from tests.protocol.consumer.members import Listener, consumer_of, read, remove_member, subscribed
 from tests.protocol.fetch.consuming import client_of
 from tests.support.internals import membership_of
 from tests.support.small_cluster import END, SmallCluster
@@ -27,16 +27,6 @@ class Committing(ConsumerRebalanceListener):
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
         self._consumer.commit_sync()
-
-
-def subscribed(
-    fake_client: Client, protocol: dict[str, object], listener: Listener, **properties: object
-) -> KafkaConsumer:
-    """Return a member with both partitions, which has read their records."""
-    consumer = consumer_of(fake_client, protocol, **properties)
-    consumer.subscribe(["orders"], listener)
-    read(consumer, 2 * END)
-    return consumer
 
 
 def remove(fake_client: Client, consumer: KafkaConsumer) -> None:

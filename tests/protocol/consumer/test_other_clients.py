@@ -109,7 +109,8 @@ def test_records_are_shared_with_other_clients(
         values = reference.close()
     wait_until(lambda: [len(numbers) for numbers in watch.owned()] == [PARTITIONS], watch.owned)
     polling.close()
-    assert sorted(handler.values + polling.values + values) == [b"%09d." % number for number in range(COUNT)]
+    polled = [message.value for message in polling.messages]
+    assert sorted(handler.values + polled + values) == [b"%09d." % number for number in range(COUNT)]
     assert values
-    assert polling.values
+    assert polled
     assert handler.errors == []

@@ -1,4 +1,4 @@
-"""Assignors of the user's own: user data, assignments, failures, and groups with librdkafka."""
+"""Assignors of the user's own: user data, assignments and failures."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-import confluent_kafka
 import pytest
 
-from protocol import Client, KafkaConsumer, MemberAssignment, PartitionAssignor, TopicPartition
+from protocol import KafkaConsumer, MemberAssignment, PartitionAssignor, TopicPartition
 from protocol.config import ConsumerConfig, parse_consumer
 from protocol.consumer.session import ConsumerGroupSession
 from protocol.errors import ConfigurationError, UsageError
 from protocol.group.assignors.strategies import parse_strategy
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.testing import FakeKafka
-from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
-from tests.protocol.consumer.conftest import NewConsumer
 from tests.protocol.consumer.members import IdleHandler, group_of
 from tests.support.wait_until import wait_until
 
@@ -96,8 +92,14 @@ def test_leader_gets_user_data_and_members_get_their_assignments(new_member: Cal
 
 def test_group_takes_a_strategy_that_all_members_have(new_member: Callable[..., KafkaConsumer]) -> None:
     own = ByWeight(3)
-    first, second = new_member([own, "range"]), new_member("roundrobin,range")
+    first = new_member([own, "range"])
+    wait_until(lambda: numbers(first) == [0, 1, 2])
+    calls, second = len(own.assigned), new_member("roundrobin,range")
     wait_until(lambda: (len(numbers(first)), len(numbers(second))) == (2, 2))
+    assert len(own.assigned) == calls
+    second.close()
+    wait_until(lambda: numbers(first) == [0, 1, 2])
+    assert len(own.assigned) > calls
 
 
 def test_assignor_of_a_consumer_group_assigns_its_partitions(fake: FakeKafka) -> None:
@@ -255,20 +257,6 @@ class Calling(Waiting):
             self.call()
 
 
-def test_assignor_may_call_its_consumer_between_polls(new_member: Callable[..., KafkaConsumer]) -> None:
-    assignor, results = Calling(), list[object]()
-    assignor.waits_in = "user_data"
-    consumer = new_member(assignor)
-    consumer.poll(0)
-    assert assignor.is_called.wait(20)
-    assignor.call = lambda: results.append((consumer.assignment, len(consumer.poll(0)), consumer.commit_sync()))
-    assignor.result.set()
-    wait_until(lambda: len(results) == 4)
-    assert results == [(frozenset(), 0, None)] * 4
-    assignor.call = lambda: None
-    wait_until(lambda: numbers(consumer) == [0, 1, 2, 3])
-
-
 def test_assignor_that_calls_its_consumer_during_a_poll_is_refused(new_member: Callable[..., KafkaConsumer]) -> None:
     assignor = Calling()
     assignor.result.set()
@@ -316,31 +304,3 @@ def test_names_and_objects_keep_their_order() -> None:
     names = [assignor.name for assignor in parse_strategy(config.partition_assignment_strategy)]
     assert names == ["sticky", "by-weight", "range"]
     assert parse_consumer({}).partition_assignment_strategy == ConsumerConfig.partition_assignment_strategy
-
-
-def test_own_strategy_gives_way_to_the_common_one_while_librdkafka_is_a_member(
-    kafka1: LocalKafka, client: Client, topic1: TopicFactory, group: str, new_consumer: NewConsumer
-) -> None:
-    name, own = topic1(4), ByWeight(4)
-    ours = new_consumer(**{STRATEGY: [own, "range"], "heartbeat.interval.ms": 100})
-    ours.subscribe([name])
-    wait_until(lambda: numbers(ours) == [0, 1, 2, 3])
-    assert own.assigned[-1][1] == b"of 1"
-    calls = len(own.assigned)
-    properties = {"bootstrap.servers": kafka1.bootstrap_servers, "group.id": group, "heartbeat.interval.ms": 100}
-    consumer = confluent_kafka.Consumer({**properties, STRATEGY: "range"})
-    consumer.subscribe([name])
-
-    def shared() -> bool:
-        consumer.poll(0.02)
-        further = sorted(partition.partition for partition in consumer.assignment())
-        own_numbers = numbers(ours)
-        return len(further) == 2 and sorted(own_numbers + further) == [0, 1, 2, 3]
-
-    try:
-        wait_until(shared)
-        assert len(own.assigned) == calls
-    finally:
-        consumer.close()
-    wait_until(lambda: numbers(ours) == [0, 1, 2, 3])
-    assert len(own.assigned) > calls

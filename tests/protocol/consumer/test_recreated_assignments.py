@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,17 +15,16 @@ from protocol.cluster.client import Client
 from protocol.consumer.consumer_group import ConsumerGroup
 from protocol.consumer.kafka_consumer import KafkaConsumer
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
-from protocol.errors import CommitFailed, NoOffset, TopicRecreated
+from protocol.errors import CommitFailed
 from protocol.group.commits.committed_offsets import CommittedOffset
 from protocol.kafka_terms import TopicPartition
-from protocol.wire.messages.m03_metadata import METADATA
 from protocol.wire.messages.m68_consumer_group_heartbeat import CONSUMER_GROUP_HEARTBEAT
 from tests.protocol.consumer.conftest import KIP_848
-from tests.protocol.consumer.members import Listener, ReadingHandler, consumer_of, group_of
-from tests.protocol.fetch.consuming import client_of, records
+from tests.protocol.consumer.members import ReadingHandler, consumer_of, group_of
+from tests.protocol.fetch.consuming import client_of
 from tests.support.background import background
 from tests.support.internals import membership_of, partitions_of
-from tests.support.small_cluster import SmallCluster
+from tests.support.small_cluster import SmallCluster, recreate_topic
 from tests.support.wait_until import wait_until
 
 GROUP, FIRST, SECOND = "etl", ("orders", 0), ("orders", 1)
@@ -45,15 +44,6 @@ class DelayedHeartbeats:
 
     def release(self) -> None:
         self._released.set()
-
-
-def recreate_orders(fake: SmallCluster) -> None:
-    """Recreate orders with five records in each partition."""
-    with fake.changed:
-        fake.delete_topic("orders")
-        fake.create_topic("orders", 2)
-        for number in (0, 1):
-            fake.write("orders", number, records(0, 5))
 
 
 def owner_of_orders(client: Client, **properties: object) -> KafkaConsumer:
@@ -91,7 +81,7 @@ def test_recreated_topic_is_read_only_by_the_member_to_which_it_is_assigned(
     with client_of(fake.bootstrap_servers) as another, owner_of_orders(fake_client) as consumer:
         read_old_records(consumer)
         heartbeats = DelayedHeartbeats(fake, consumer)
-        recreate_orders(fake)
+        recreate_topic(fake, "orders", 2, 5)
         rows = await_loss(consumer, FIRST, SECOND)
         with owner_of_orders(another) as new_owner:
             rows += poll_until(new_owner, lambda: new_owner.positions().keys() == {SECOND})
@@ -118,39 +108,12 @@ def test_seek_to_a_position_in_a_topic_that_is_not_assigned_reads_no_record_of_i
         read_old_records(consumer)
         heartbeats = DelayedHeartbeats(fake, consumer)
         consumer.pause([FIRST, SECOND])
-        recreate_orders(fake)
+        recreate_topic(fake, "orders", 2, 5)
         consumer.seek(FIRST, CommittedOffset(2, topic_id=fake.controller.topic("orders").topic_id))
         consumer.resume([FIRST, SECOND])
         assert not await_loss(consumer, FIRST, SECOND)
         heartbeats.release()
         assert poll_until(consumer, lambda: consumer.positions().keys() == {FIRST, SECOND})[FIRST] in (0, 5)
-
-
-def test_outdated_metadata_after_the_assignment_of_a_recreated_topic_expire(
-    fake: SmallCluster, fake_client: Client
-) -> None:
-    """A producer with the same client may get them from a broker that lags behind."""
-    old_id = fake.controller.topic("orders").topic_id
-
-    def lag(body: dict[str, Any]) -> dict[str, Any]:
-        body["topics"][0]["topic_id"] = old_id
-        return body
-
-    class Lagging(Listener):
-        def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
-            super().on_partitions_assigned(partitions)
-            if self.calls.count("assigned") == 2:
-                fake.edit_replies(METADATA, lag, 1)
-                fake_client.metadata(["orders"])
-
-    listener = Lagging()
-    with consumer_of(fake_client, KIP_848) as consumer:
-        consumer.subscribe(["orders"], listener)
-        read_old_records(consumer)
-        recreate_orders(fake)
-        poll_until(consumer, lambda: listener.calls.count("assigned") == 2)
-        assert fake_client.remembered_topic("orders").topic_id == old_id
-        poll_until(consumer, lambda: sum(position.offset for position in consumer.positions().values()) == 10)
 
 
 @pytest.mark.parametrize("seek", ["seek", "seek_to_beginning"])
@@ -160,7 +123,7 @@ def test_seek_in_a_recreated_topic_that_is_not_assigned_yet_is_ignored(
     with owner_of_orders(fake_client) as consumer:
         read_old_records(consumer)
         heartbeats = DelayedHeartbeats(fake, consumer)
-        recreate_orders(fake)
+        recreate_topic(fake, "orders", 2, 5)
         await_loss(consumer, FIRST, SECOND)
         if seek == "seek":
             consumer.seek(FIRST, 3)
@@ -172,36 +135,6 @@ def test_seek_in_a_recreated_topic_that_is_not_assigned_yet_is_ignored(
     assert rows == {FIRST: 5, SECOND: 5}
     assert "seek of orders-0 to offset" in caplog.text
     assert caplog.text.count("this member waits until the group assigns the new topic") == 2
-
-
-def test_consumer_without_reset_raises_until_the_recreated_topic_is_assigned(
-    fake: SmallCluster, fake_client: Client
-) -> None:
-    with owner_of_orders(fake_client, **{"auto.offset.reset": "none"}) as consumer:
-        with pytest.raises(NoOffset):
-            poll_until(consumer, lambda: False)
-        consumer.seek_to_beginning()
-        read_old_records(consumer)
-        heartbeats = DelayedHeartbeats(fake, consumer)
-        recreate_orders(fake)
-        for _ in range(2):
-            with pytest.raises(TopicRecreated):
-                poll_until(consumer, lambda: False)
-            consumer.seek_to_beginning()
-        heartbeats.release()
-        wait_until(lambda: raises_no_offset(consumer))
-        consumer.seek_to_beginning()
-        assert poll_until(consumer, lambda: consumer.position(SECOND) == 5)[SECOND] == 5
-
-
-def raises_no_offset(consumer: KafkaConsumer) -> bool:
-    try:
-        consumer.poll(20)
-    except NoOffset:
-        return True
-    except TopicRecreated:
-        pass
-    return False
 
 
 def test_claim_of_a_recreated_topic_ends_without_records_of_the_new_one(
@@ -217,7 +150,7 @@ def test_claim_of_a_recreated_topic_ends_without_records_of_the_new_one(
         wait_until(lambda: handler.rows["orders"] == 20)
         heartbeats = DelayedHeartbeats(fake, group)
         with caplog.at_level(logging.WARNING):
-            recreate_orders(fake)
+            recreate_topic(fake, "orders", 2, 5)
             wait_until(lambda: caplog.text.count("this member waits until the group assigns the new topic") == 2)
         assert handler.rows["orders"] == 20
         heartbeats.release()
@@ -240,7 +173,7 @@ def test_poll_of_a_claim_in_a_recreated_topic_ends_at_its_timeout(fake: SmallClu
     with background(lambda: group.consume(["orders"], handler)), group:
         wait_until(lambda: handler.rows["orders"] == 20)
         heartbeats, waits_s[:] = DelayedHeartbeats(fake, group), []
-        recreate_orders(fake)
+        recreate_topic(fake, "orders", 2, 5)
         wait_until(lambda: len(waits_s) > 10)
         heartbeats.release()
     assert max(waits_s) < 1.5

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from protocol import Client, KafkaConsumer, read
+import protocol
+from protocol import Client, KafkaConsumer
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, TopicRecreated
+from protocol.fetch.partition_consumer import ConsumerMessage
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.faults import ALWAYS
@@ -23,12 +25,13 @@ from protocol.wire.messages.m28_txn_offset_commit import TXN_OFFSET_COMMIT
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import NEEDS_KIP_848, TopicFactory
 from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848, NewConsumer
-from tests.protocol.consumer.members import IdleHandler, ReadingHandler, consumer_of, group_of
+from tests.protocol.consumer.members import IdleHandler, ReadingHandler, consumer_of, group_of, read
 from tests.protocol.fetch.consuming import client_of, produce, records
 from tests.protocol.transaction.producing import started
 from tests.support.background import background
 from tests.support.internals import partitions_of
 from tests.support.older_brokers import limit_version
+from tests.support.small_cluster import recreate_topic
 from tests.support.soak import SOAK
 from tests.support.topic_changes import recreate
 from tests.support.wait_until import wait_until
@@ -45,15 +48,6 @@ def fake() -> Iterator[FakeKafka]:
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 5))
         yield fake
-
-
-def recreate_orders(fake: FakeKafka, count: int = 0) -> None:
-    """Recreate orders at once, with `count` records in the new topic."""
-    with fake.changed:
-        fake.delete_topic("orders")
-        fake.create_topic("orders")
-        if count:
-            fake.write("orders", 0, records(0, count))
 
 
 def consumer_at(fake: FakeKafka, **properties: object) -> KafkaConsumer:
@@ -77,20 +71,11 @@ def requests(monkeypatch: pytest.MonkeyPatch, client: Client) -> Counter[str]:
     return counts
 
 
-class Reader:
-    """Polls, and notes the values."""
-
-    def __init__(self, consumer: KafkaConsumer) -> None:
-        self._consumer = consumer
-        self.values: list[bytes] = []
-
-    def until_read(self, count: int) -> None:
-        wait_until(lambda: self.poll() or len(self.values) >= count, lambda: f"{self.values}")
-        assert len(self.values) == count
-
-    def poll(self) -> None:
-        for batches in self._consumer.poll(50).values():
-            self.values += (value for batch in batches for value in batch["value"].to_pylist())
+def read_exactly(consumer: KafkaConsumer, count: int) -> list[int]:
+    """Return the offsets of the next records, which must be this number."""
+    offsets = [offset for _, offset in read(consumer, count)]
+    assert len(offsets) == count
+    return offsets
 
 
 # Fewer records than before, the same number, and more.
@@ -117,18 +102,18 @@ def test_recreated_topic_is_read_from_its_beginning_with_few_requests_and_one_wa
 ) -> None:
     topic, properties = topic1(), KINDS[kind]
     consumer = new_consumer(**(properties or {}), **{"enable.auto.commit": bool(properties)})
-    reader = Reader(consumer)
     consumer.subscribe([topic]) if properties else consumer.assign([(topic, 0)])
     produce(kafka1, topic, range(5))
-    reader.until_read(5)
+    read_exactly(consumer, 5)
     requests.clear()
     recreate(kafka1, topic)
     produce(kafka1, topic, range(100, 100 + count))
-    reader.until_read(5 + count)
+    messages: list[ConsumerMessage] = []
+    wait_until(lambda: messages.extend(consumer.poll(50).messages()) or len(messages) >= count)
     end_s = time.monotonic() + 2
     while time.monotonic() < end_s:
-        reader.poll()
-    assert [int(value[:9]) for value in reader.values] == [*range(5), *range(100, 100 + count)]
+        assert not consumer.poll(50)
+    assert [int((message.value or b"")[:9]) for message in messages] == list(range(100, 100 + count))
     assert requests["Metadata"] < 60
     assert requests["ListOffsets"] < 10
     if not properties:
@@ -149,11 +134,9 @@ def test_marks_of_old_records_do_not_hide_marks_of_new_ones(fake: FakeKafka, fak
     group = group_of(fake_client, **{"auto.commit.interval.ms": 50})
     with background(lambda: group.consume(["orders"], Handler())), group:
         wait_until(lambda: fake.committed_offsets("etl") == {KEY: 5})
-        recreate_orders(fake, 10)
-        wait_until(lambda: len(processed) == 8)
+        recreate_topic(fake, "orders", count=10)
         wait_until(lambda: fake.committed_offsets("etl") == {KEY: 3}, lambda: fake.committed_offsets("etl"))
     assert processed == [0, 1, 2, 3, 4, 0, 1, 2]
-    assert fake.committed_offsets("etl") == {KEY: 3}
 
 
 @pytest.mark.parametrize("is_sync", [True, False])
@@ -164,10 +147,10 @@ def test_commit_of_old_offsets_in_a_recreated_topic_is_refused(fake: FakeKafka, 
     fake.create_topic("other")
     with consumer_at(fake) as consumer:
         consumer.assign([KEY])
-        Reader(consumer).until_read(5)
+        read_exactly(consumer, 5)
         old_positions = consumer.positions()
         assert old_positions == {KEY: CommittedOffset(5, 0)}
-        recreate_orders(fake)
+        recreate_topic(fake, "orders")
         buffer = partitions_of(consumer)[KEY].buffer
         wait_until(lambda: isinstance(buffer.error, TopicRecreated))
         assert (consumer.positions(), consumer.recreations) == ({}, {})
@@ -188,24 +171,6 @@ def test_commit_of_old_offsets_in_a_recreated_topic_is_refused(fake: FakeKafka, 
         assert consumer.recreations == {}
 
 
-@pytest.mark.parametrize("how", ["assign", "subscribe"])
-def test_committed_offset_is_not_used_in_a_topic_recreated_before_its_partition_has_a_leader(
-    fake: FakeKafka, how: str
-) -> None:
-    with consumer_at(fake) as consumer:
-        begin(consumer, how)
-        Reader(consumer).until_read(5)
-        consumer.commit_sync({KEY: CommittedOffset(3)})
-    fake.move_leader("orders", 0, -1)
-    with consumer_at(fake) as consumer:
-        begin(consumer, how)
-        fetched = len(fake.request_bodies(OFFSET_FETCH))
-        wait_until(lambda: consumer.poll(20) or len(fake.request_bodies(OFFSET_FETCH)) > fetched)
-        consumer.poll(100)
-        recreate_orders(fake, 9)
-        Reader(consumer).until_read(9)
-
-
 def test_offset_of_a_topic_that_the_coordinator_no_longer_knows_is_not_used(fake: FakeKafka) -> None:
     """A coordinator returns offsets of a deleted topic until it has deleted them."""
 
@@ -220,7 +185,7 @@ def test_offset_of_a_topic_that_the_coordinator_no_longer_knows_is_not_used(fake
         wait_until(lambda: consumer.poll(20) or len(fake.request_bodies(OFFSET_FETCH)) > 1)
         fake.create_topic("orders")
         fake.write("orders", 0, records(0, 9))
-        Reader(consumer).until_read(9)
+        read_exactly(consumer, 9)
 
 
 @pytest.mark.parametrize("in_transaction", [False, True], ids=["alone", "in a transaction"])
@@ -231,7 +196,7 @@ def test_offset_of_a_deleted_topic_that_a_new_coordinator_has_is_not_used(
     """Kafka deletes a topic's offsets at the coordinator of that moment; the next one may load them from the log."""
     with consumer_at(fake) as consumer:
         consumer.assign([KEY])
-        Reader(consumer).until_read(5)
+        read_exactly(consumer, 5)
         if in_transaction:
             producer = started(fake_client, "copy")
             producer.begin_transaction()
@@ -241,17 +206,17 @@ def test_offset_of_a_deleted_topic_that_a_new_coordinator_has_is_not_used(
             consumer.commit_sync()
         assert consumer.committed([KEY]) == {KEY: CommittedOffset(5, 0)}
         old_offsets = dict(fake.offsets.committed["etl"])
-        recreate_orders(fake, 9)
+        recreate_topic(fake, "orders", count=9)
         fake.offsets.committed["etl"] |= old_offsets
         if how == "committed":
             assert consumer.committed([KEY]) == {KEY: None}
     if how == "read":
         properties = {"bootstrap.servers": fake.bootstrap_servers, "group.id": "etl", "auto.offset.reset": "earliest"}
-        assert read(properties, "orders", start="committed").read_all().num_rows == 9
+        assert protocol.read(properties, "orders", start="committed").read_all().num_rows == 9
     elif how != "committed":
         with consumer_at(fake) as consumer:
             begin(consumer, how)
-            Reader(consumer).until_read(9)
+            read_exactly(consumer, 9)
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
@@ -263,35 +228,14 @@ def test_offset_committed_in_a_new_topic_while_the_consumer_starts_is_used(
 
     def recreate_and_commit(body: dict[str, Any]) -> None:
         fake.before.pop(OFFSET_FETCH)
-        recreate_orders(fake, 9)
+        recreate_topic(fake, "orders", count=9)
         fake.offsets.committed.setdefault("etl", {})[KEY] = Committed(6, -1, "")
 
     fake.before[OFFSET_FETCH] = recreate_and_commit
     with consumer_of(fake_client, **{"auto.offset.reset": reset}) as consumer:
         consumer.assign([KEY])
-        Reader(consumer).until_read(3)
+        read_exactly(consumer, 3)
         assert consumer.recreations == {}
-
-
-def test_stale_metadata_of_the_deleted_topic_do_not_prevent_commits_of_the_new_one(
-    fake: FakeKafka, fake_client: Client
-) -> None:
-    old_id = fake_client.metadata(["orders"]).topics["orders"].topic_id
-
-    def lag(body: dict[str, Any]) -> dict[str, Any]:
-        body["topics"][0]["topic_id"] = old_id
-        return body
-
-    with consumer_of(fake_client) as consumer:
-        consumer.subscribe(["orders"])
-        reader = Reader(consumer)
-        reader.until_read(5)
-        recreate_orders(fake, 9)
-        reader.until_read(14)
-        fake.edit_replies(METADATA, lag, 1)
-        assert fake_client.metadata(["orders"]).topics["orders"].topic_id == old_id
-        consumer.commit_sync()
-        assert fake.committed_offsets("etl") == {KEY: 9}
 
 
 @pytest.mark.parametrize(
@@ -305,9 +249,9 @@ def test_transaction_refuses_offsets_of_a_deleted_topic_before_the_consumer_know
     with client_of(fake.bootstrap_servers) as client, consumer_at(fake) as consumer:
         producer = started(client, "copy")
         consumer.subscribe(["orders"])
-        Reader(consumer).until_read(5)
+        read_exactly(consumer, 5)
         consumer.pause(consumer.assignment)
-        recreate_orders(fake)
+        recreate_topic(fake, "orders")
         producer.begin_transaction()
         with pytest.raises(TopicRecreated, match="orders-0: the offset belongs to a deleted topic"):
             producer.send_offsets_to_transaction({KEY: CommittedOffset(5)}, consumer.group_metadata())
@@ -322,7 +266,7 @@ def test_member_stays_and_closes_while_a_claim_waits_for_the_leader_of_a_recreat
     with background(lambda: group.consume(["orders"], handler)), group:
         wait_until(lambda: handler.rows["orders"] == 5)
         with fake.changed:
-            recreate_orders(fake)
+            recreate_topic(fake, "orders")
             leader = fake.leader("orders", 0)
             fake.move_coordinator("etl", 3 - leader)
             fake.stop(leader)
@@ -339,48 +283,27 @@ def test_seek_before_records_of_a_new_topic_skips_none_of_them(
     fake: FakeKafka, remembered: str, to: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The user seeks back, as after a failed handler, and does not know that the topic is another one."""
-    second, values = ("other", 0), [f"new {number}".encode() for number in range(9)]
+    second = ("other", 0)
     fake.create_topic("other")
     fake.write(*second, records(0, 5))
     with consumer_at(fake) as consumer:
         consumer.assign([KEY, second])
-        reader = Reader(consumer)
-        reader.until_read(10)
-        recreate_orders(fake)
+        read_exactly(consumer, 10)
+        recreate_topic(fake, "orders")
         if remembered == "to the consumer":
             fake.refuse("ListOffsets", "LEADER_NOT_AVAILABLE", ALWAYS, partition=KEY)
             wait_until(lambda: consumer.poll(20) or KEY in partitions_of(consumer).recreated)
         else:
             wait_until(lambda: consumer.poll(20) or consumer.recreations)
         fake.faults.clear()
-        fake.produce("orders", *values)
+        fake.produce("orders", *["new"] * 9)
         if to == "beginning":
             consumer.seek_to_beginning([KEY])
         else:
             consumer.seek(KEY, 3)
-        reader.until_read(19)
-        assert reader.values[10:] == values
+        assert read_exactly(consumer, 9) == list(range(9))
         ignored = f"seek of orders-0 to offset 3 is ignored: the topic was {RECREATED}"
         warnings = [text for text in caplog.messages if "is ignored" in text]
         assert warnings == ([ignored] if to == "old offset" else [])
         consumer.seek(KEY, 7)
-        reader.until_read(21)
-        assert reader.values[19:] == values[7:]
-
-
-@pytest.mark.parametrize("has_started", [False, True])
-def test_seek_to_a_position_in_a_deleted_topic_does_not_skip_records_of_the_new_one(
-    fake: FakeKafka, has_started: bool
-) -> None:
-    with consumer_at(fake) as consumer:
-        consumer.assign([KEY])
-        Reader(consumer).until_read(5)
-        old_position = consumer.positions()[KEY]
-    recreate_orders(fake, 9)
-    with consumer_at(fake) as consumer:
-        consumer.assign([KEY])
-        if has_started:
-            Reader(consumer).until_read(9)
-        consumer.seek(KEY, old_position)
-        Reader(consumer).until_read(9)
-        assert consumer.recreations == {KEY: 1}
+        assert read_exactly(consumer, 2) == [7, 8]

@@ -13,10 +13,17 @@ from protocol.group.membership.assignment import TopicSubscription
 from protocol.testing import FakeKafka
 
 ORDERS = ("orders", 0)
-CALLS: dict[str, Callable[[KafkaConsumer, object], object]] = {
-    name: getattr(KafkaConsumer, name)
-    for name in ("beginning_offsets", "end_offsets", "seek_to_beginning", "seek_to_end", "committed", "pause", "resume")
-}
+NAMES = [
+    "assign",
+    "beginning_offsets",
+    "end_offsets",
+    "seek_to_beginning",
+    "seek_to_end",
+    "committed",
+    "pause",
+    "resume",
+]
+CALLS: dict[str, Callable[[KafkaConsumer, object], object]] = {name: getattr(KafkaConsumer, name) for name in NAMES}
 CALLS["offsets_for_times"] = lambda consumer, keys: consumer.offsets_for_times(dict.fromkeys(keys, 0))  # type: ignore[call-overload]
 
 
@@ -32,9 +39,11 @@ def consumer() -> Iterator[KafkaConsumer]:
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("partitions", [ORDERS, [("orders", "0")], ["orders"]], ids=str)
+@pytest.mark.parametrize("partitions", [ORDERS, [("orders", "0")], [("orders", True)], ["orders"]], ids=str)
 def test_wrong_partitions_are_refused(consumer: KafkaConsumer, call: str, partitions: object) -> None:
-    with pytest.raises(UsageError, match=r"is not a partition|partition of orders is '0'"):
+    with pytest.raises(
+        UsageError, match=r"is not a partition|partition of orders is ('0'|True); it must be an integer"
+    ):
         CALLS[call](consumer, partitions)
 
 

@@ -59,21 +59,6 @@ def moved_to(consumer: KafkaConsumer, offset: int) -> Callable[[], bool]:
     return lambda: not consumer.poll(20) and consumer.position(KEY) == offset
 
 
-@pytest.mark.parametrize("reset", ["earliest", "none"])
-def test_truncated_and_regrown_log_is_detected_from_the_committed_epoch(
-    fake: FakeKafka, client: Client, reset: str
-) -> None:
-    commit_offsets(client, "etl", {KEY: CommittedOffset(10, 0)}, client.deadline())
-    elect(fake, 6)
-    write(client, 8)
-    with new_consumer(client, reset) as consumer:
-        if reset == "none":
-            with pytest.raises(LogTruncated, match="truncated below offset 10"):
-                read(consumer, 8)
-        else:
-            assert [offset for _, offset in read(consumer, 8)] == list(range(6, 14)), "not only those after offset 10"
-
-
 @pytest.mark.parametrize("reader", ["the same consumer", "the next one, from a commit"])
 @pytest.mark.parametrize("grown", [7, 2], ids=["grown past the position", "shorter than the position"])
 def test_second_truncation_is_read_from_its_own_end(fake: FakeKafka, client: Client, grown: int, reader: str) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 
-from protocol import Admin, ConsumerGroup
+from protocol import Admin, Client, ConsumerGroup
 from protocol.consumer.session import ConsumerGroupClaim, ConsumerGroupSession
 from protocol.errors import CommitFailed, UsageError
 from protocol.processing.processor import Topics
@@ -16,8 +17,8 @@ from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.faults import ALWAYS
 from protocol.wire.messages.m08_offset_commit import OFFSET_COMMIT
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
-from tests.protocol.consumer.conftest import COOPERATIVE, EAGER, KIP_848
-from tests.protocol.consumer.members import IdleHandler, ReadingHandler, group_of
+from tests.protocol.consumer.conftest import COOPERATIVE, KIP_848
+from tests.protocol.consumer.members import IdleHandler, Member, ReadingHandler, group_of
 from tests.support.background import background
 from tests.support.internals import membership_of
 from tests.support.small_cluster import END, PARTITIONS, SmallCluster
@@ -25,11 +26,6 @@ from tests.support.wait_until import wait_until
 
 ALL = sorted((number, offset) for number in range(PARTITIONS) for offset in range(END))
 KEYS = [("orders", number) for number in range(PARTITIONS)]
-
-
-@pytest.fixture(params=[EAGER, COOPERATIVE, KIP_848], ids=["eager", "cooperative", "kip848"])
-def protocol(request: pytest.FixtureRequest) -> dict[str, object]:
-    return dict(request.param)
 
 
 def group_at(fake: FakeKafka, protocol: dict[str, object], **properties: object) -> ConsumerGroup:
@@ -77,55 +73,27 @@ def test_session_of_other_topics_has_no_claims_of_the_former(
     assert fake.committed_offsets("etl").items() >= dict.fromkeys(KEYS, END).items()
 
 
-def test_standby_begins_its_session_when_it_gets_partitions(fake: SmallCluster, protocol: dict[str, object]) -> None:
-    """`setup` can set the start offsets of its claims."""
-    offsets = dict.fromkeys(range(PARTITIONS), 0)
-    read: list[tuple[int, int]] = []
+def test_standby_begins_its_session_when_it_gets_partitions(
+    fake: SmallCluster, fake_client: Client, protocol: dict[str, object]
+) -> None:
+    members = [Member(fake_client, "etl", "orders", **protocol) for _ in range(PARTITIONS + 1)]
 
-    class Stores(IdleHandler):
-        def __init__(self, members: ConsumerGroup) -> None:
-            self.members = members
-            self.setups: list[dict[str, list[int]]] = []
+    def handled() -> list[tuple[int, int]]:
+        return sorted(message for member in members for message in member.handled)
 
-        def setup(self, session: ConsumerGroupSession) -> None:
-            self.setups.append(session.claims)
-            for number in session.claims["orders"]:
-                session.reset_offset("orders", number, offsets[number])
-
-        def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            for message in claim.messages():
-                read.append((claim.partition, message.offset))
-                offsets[claim.partition] = message.offset + 1
-
-        def run(self) -> None:
-            while not self.members.closed:
-                self.members.consume(["orders"], self)
-
-    settings = {"enable.auto.commit": False, "auto.offset.reset": "latest"}
-    # One member more than partitions: it waits.
-    all_handlers = [Stores(group_at(fake, protocol, **settings)) for _ in range(PARTITIONS + 1)]
-    with ThreadPoolExecutor(len(all_handlers)) as threads:
-        running = [threads.submit(handler.run) for handler in all_handlers]
-        with Admin({"bootstrap.servers": fake.bootstrap_servers}) as admin:
-            assigned: list[list[int]] = []
-
-            def is_distributed() -> bool:
-                members = admin.describe_groups(["etl"])["etl"].members
-                assigned[:] = sorted([number for _, number in member.assignment] for member in members)
-                return assigned == [[], *([number] for number in range(PARTITIONS))]
-
-            wait_until(is_distributed, lambda: str(assigned), every_s=0.05)
-        wait_until(lambda: sorted(read) == ALL, lambda: str(sorted(read)))
-        owner = next(handler for handler in all_handlers if handler.setups)
-        owner.members.close()
+    try:
+        wait_until(lambda: sorted(member.numbers for member in members) == [[], [0], [1]])
+        wait_until(lambda: handled() == ALL, lambda: str(handled()))
+        next(member for member in members if member.numbers).close()
         fake.grow(5)
         more = [(number, END + offset) for number in range(PARTITIONS) for offset in range(5)]
-        wait_until(lambda: sorted(read) == sorted(ALL + more), lambda: str(sorted(read)))
-        for handler in all_handlers:
-            handler.members.close()
-        for future in running:
-            future.result(20)
-    assert all(claims for handler in all_handlers for claims in handler.setups), "no session begins without claims"
+        wait_until(lambda: handled() == sorted(ALL + more), lambda: str(handled()))
+        assert all(session.claims for member in members for session in member.setups), (
+            "no session begins without claims"
+        )
+    finally:
+        for member in members:
+            member.close()
 
 
 def test_claim_starts_at_the_offset_that_it_seeks(fake: SmallCluster, protocol: dict[str, object]) -> None:
@@ -193,45 +161,33 @@ def test_member_whose_handlers_block_leaves_despite_automatic_commits(
 def test_commit_fails_for_a_claim_revoked_meanwhile_only_if_its_offset_is_not_committed(
     fake: SmallCluster, protocol: dict[str, object], committed: bool
 ) -> None:
-    started, go_on, stop = threading.Barrier(PARTITIONS + 1), threading.Event(), threading.Event()
+    started, go_on = threading.Barrier(PARTITIONS + 1), threading.Event()
 
     class Starting(ReadingHandler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
-            started.wait(20)
+            if not go_on.is_set():
+                started.wait(20)
             super().consume_claim(session, claim)
 
     handler, read = Starting(), UntilRead(-1)
-    with (
-        ThreadPoolExecutor(3) as threads,
-        group_at(fake, protocol, **{"enable.auto.commit": False}) as group,
-        group_at(fake, protocol) as two,
-    ):
-        running = [threads.submit(group.consume, ["orders"], handler, stop)]
-        try:
-            started.wait(20)
-            session = handler.sessions[0]
-            session.mark_offset("orders", 1, 1)
-            if committed:
-                session.commit()
-            session.mark_offset("orders", 0, 1)
-            before = len(fake.request_bodies(OFFSET_COMMIT))
-            fake.before[OFFSET_COMMIT] = lambda body: go_on.wait(20)
-            committing = threads.submit(session.commit)
-            wait_until(lambda: len(fake.request_bodies(OFFSET_COMMIT)) > before)
-            running.append(threads.submit(two.consume, ["orders"], read, stop))
+    group, two = group_at(fake, protocol, **{"enable.auto.commit": False}), group_at(fake, protocol)
+    with background(lambda: group.consume(["orders"], handler)), group, ThreadPoolExecutor(1) as threads:
+        started.wait(20)
+        session = handler.sessions[0]
+        session.mark_offset("orders", 1, 1)
+        if committed:
+            session.commit()
+        session.mark_offset("orders", 0, 1)
+        before = len(fake.request_bodies(OFFSET_COMMIT))
+        fake.before[OFFSET_COMMIT] = lambda body: go_on.wait(20)
+        committing = threads.submit(session.commit)
+        wait_until(lambda: len(fake.request_bodies(OFFSET_COMMIT)) > before)
+        with background(lambda: two.consume(["orders"], read)), two:
             wait_until(lambda: read.setups)
             assert session.claims == {"orders": [0]}
             go_on.set()
-            if committed:
+            with nullcontext() if committed else pytest.raises(CommitFailed, match="orders-1 is no longer assigned"):
                 committing.result(20)
-            else:
-                with pytest.raises(CommitFailed, match="orders-1 is no longer assigned"):
-                    committing.result(20)
-        finally:
-            go_on.set()
-            stop.set()
-        for future in running:
-            future.result(20)
 
 
 def test_next_session_starts_where_the_last_one_did_if_no_offset_was_marked(
@@ -239,18 +195,22 @@ def test_next_session_starts_where_the_last_one_did_if_no_offset_was_marked(
 ) -> None:
     """By `latest`, records written since would be skipped."""
 
-    class Fails(IdleHandler):
+    class Fails(ReadingHandler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             if claim.partition == 0:
                 fake.grow(5)
             assert claim.poll(20_000) is not None
             raise ZeroDivisionError
 
-    handler = UntilRead(PARTITIONS * 5)
+    failing, handler = Fails(), UntilRead(PARTITIONS * 5)
     with group_at(fake, protocol, **{"auto.offset.reset": "latest"}) as members:
         with pytest.raises(ZeroDivisionError):
-            members.consume(["orders"], Fails())
+            members.consume(["orders"], failing)
+        assert failing.cleanups == 1
+        assert re.match("consume_claim of orders-[01] has failed", str(failing.sessions[0].end_reason))
         members.consume(["orders"], handler, handler.stop)
+    with pytest.raises(UsageError, match="is closed"):
+        members.consume(["orders"], handler)
     assert fake.committed_offsets("etl") == dict.fromkeys(KEYS, END + 5)
 
 
@@ -337,8 +297,8 @@ def test_next_session_continues_behind_marks_that_are_not_committed_yet(
 
     with group_at(fake, protocol, **{"request.timeout.ms": 600, "auto.commit.interval.ms": 50}) as members:
         fake.lose_requests(OFFSET_COMMIT, ALWAYS)
-        members.consume(["orders"], Marks())
-        members.consume(["orders"], Marks())
+        for _ in range(2):
+            assert "has returned" in str(members.consume(["orders"], Marks()))
         fake.clear_faults()
     assert starts == [0] * PARTITIONS + [3] * PARTITIONS
 
@@ -348,12 +308,9 @@ def test_claim_that_comes_back_has_no_marks_of_its_former_visit(
     fake: SmallCluster, protocol: dict[str, object]
 ) -> None:
     visits: list[int] = []
-    stop, other_stop, refused = threading.Event(), threading.Event(), threading.Event()
+    starts = threading.Event()
 
-    class Visits(IdleHandler):
-        def setup(self, session: ConsumerGroupSession) -> None:
-            sessions.append(session)
-
+    class Visits(ReadingHandler):
         def consume_claim(self, session: ConsumerGroupSession, claim: ConsumerGroupClaim) -> None:
             visits.append(claim.partition)
             if len(visits) <= PARTITIONS:
@@ -363,34 +320,21 @@ def test_claim_that_comes_back_has_no_marks_of_its_former_visit(
             while claim.poll(20) is not None or not claim.revoked:
                 pass
 
-    sessions: list[ConsumerGroupSession] = []
-    read = UntilRead(END - 3)
-    with (
-        ThreadPoolExecutor(2) as threads,
-        group_at(fake, protocol, **{"enable.auto.commit": False}) as group,
-        group_at(fake, protocol) as two,
-    ):
-        running = [threads.submit(group.consume, ["orders"], Visits(), stop)]
-        try:
-            wait_until(lambda: len(fake.committed_offsets("etl")) == PARTITIONS)
-            running.append(threads.submit(two.consume, ["orders"], read, other_stop))
-            assert read.stop.wait(20)
-            other_stop.set()
-            running[1].result(20)
-            fake.before[OFFSET_FETCH] = lambda body: refused.wait(20)
-            two.close()
-            wait_until(lambda: sessions[0].claims == {"orders": [0, 1]})
-            moved = read.setups[0]["orders"][0]
-            with pytest.raises(UsageError, match=f"orders-{moved} has not started"):
-                sessions[0].mark_offset("orders", moved, 5)
-            refused.set()
-            wait_until(lambda: len(visits) == PARTITIONS + 1)
-            fake.refuse(OFFSET_COMMIT, "OFFSET_METADATA_TOO_LARGE", times=ALWAYS)
-            sessions[0].reset_offset("orders", moved, 3)
-            with pytest.raises(CommitFailed):
-                sessions[0].commit()
-        finally:
-            refused.set()
-            stop.set()
-            other_stop.set()
-        running[0].result(20)
+    handler, read = Visits(), UntilRead(END - 3)
+    group, two = group_at(fake, protocol, **{"enable.auto.commit": False}), group_at(fake, protocol)
+    with background(lambda: group.consume(["orders"], handler)), group:
+        wait_until(lambda: len(fake.committed_offsets("etl")) == PARTITIONS)
+        two.consume(["orders"], read, read.stop)
+        fake.before[OFFSET_FETCH] = lambda body: starts.wait(20)
+        two.close()
+        (session,) = handler.sessions
+        wait_until(lambda: session.claims == {"orders": [0, 1]})
+        moved = read.setups[0]["orders"][0]
+        with pytest.raises(UsageError, match=f"orders-{moved} has not started"):
+            session.mark_offset("orders", moved, 5)
+        starts.set()
+        wait_until(lambda: len(visits) == PARTITIONS + 1)
+        fake.refuse(OFFSET_COMMIT, "OFFSET_METADATA_TOO_LARGE", times=ALWAYS)
+        session.reset_offset("orders", moved, 3)
+        with pytest.raises(CommitFailed):
+            session.commit()

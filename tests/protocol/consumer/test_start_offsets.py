@@ -14,9 +14,8 @@ import pytest
 
 from protocol import Client, CommittedOffset, KafkaConsumer, TopicPartition
 from protocol.broker_errors import ErrorCode
-from protocol.consumer.assigned_partition import AssignedPartition
 from protocol.consumer.start_offsets import StartLookup
-from protocol.errors import ConnectFailed, DataLoss, DeadlineExceeded, KafkaError, NoOffset, TopicRecreated, WakeUp
+from protocol.errors import ConnectFailed, DataLoss, DeadlineExceeded, KafkaError, NoOffset, WakeUp
 from protocol.testing import FakeKafka
 from protocol.testing.fake_kafka.controller import NO_LEADER
 from protocol.testing.fake_kafka.faults import ALWAYS
@@ -256,26 +255,6 @@ def test_lost_position_is_reset_when_leader_answers_and_holds_up_no_other(
     assert read.errors == []
 
 
-def recreate(fake: FakeKafka, first: int, count: int) -> None:
-    with fake.changed:
-        fake.delete_topic("healthy")
-        fake.create_topic("healthy", 1)
-        fake.write("healthy", 0, records(first, count))
-
-
-def test_recreated_topic_raises_without_reset_until_seek(fake: FakeKafka, client: Client) -> None:
-    with consumer_of(client, group=None, **{"auto.offset.reset": "none"}) as consumer:
-        read = reading(consumer, HEALTHY)
-        consumer.seek(HEALTHY, 0)
-        read.until_rows(healthy=5)
-        recreate(fake, 0, 8)
-        read.until(lambda: bool(read.errors))
-        assert isinstance(read.errors[0], TopicRecreated)
-        consumer.seek(HEALTHY, 1)
-        read.until_rows(healthy=12)
-        assert len(read.errors) == 1
-
-
 def test_group_closes_while_the_coordinator_does_not_return_offsets(fake: FakeKafka, client: Client) -> None:
     fake.delay_replies(OFFSET_FETCH, 20)
     group = group_of(client)
@@ -314,46 +293,6 @@ def test_partition_without_acl_is_raised_after_each_backoff_and_delays_no_other(
         assert len(fake.request_bodies(kind)) < 3 * len(read.errors)
         fake.clear_faults()
         read.until_rows(offline=5)
-
-
-def test_listed_offset_is_not_used_in_a_topic_that_was_recreated_since(fake: FakeKafka, client: Client) -> None:
-    """The user is busy between two polls, and other partitions have refreshed the metadata."""
-    earlier_threads = set(threading.enumerate())
-    fake.rewrite(*HEALTHY, records(100, 5), start=100)
-    with consumer_of(client) as consumer:
-        fake.delay_replies(LIST_OFFSETS, 0.3)
-        consumer.assign([HEALTHY])
-        wait_until(lambda: consumer.poll(0) or fake.request_bodies(LIST_OFFSETS))
-        recreate(fake, 0, 200)
-        client.expire_metadata(["healthy"])
-        client.snapshot(["healthy"])
-        lookups = [thread for thread in set(threading.enumerate()) - earlier_threads if thread.name == "start offsets"]
-        wait_until(lambda: not any(thread.is_alive() for thread in lookups))
-        Read(consumer).until_rows(healthy=200)
-
-
-def test_topic_recreated_after_lost_data_is_reported_before_its_records_are_read(
-    fake: FakeKafka, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other partitions have refreshed the metadata: the reset is listed with the id of the new topic."""
-    lose, losses = AssignedPartition.lose, list[DataLoss]()
-
-    def lose_and_recreate(partition: AssignedPartition, loss: DataLoss) -> None:
-        lose(partition, loss)
-        losses.append(loss)
-        if len(losses) == 1:
-            recreate(fake, 0, 8)
-            client.expire_metadata(["healthy"])
-            client.snapshot(["healthy"])
-
-    monkeypatch.setattr(AssignedPartition, "lose", lose_and_recreate)
-    with consumer_of(client) as consumer:
-        read = reading(consumer, HEALTHY)
-        read.until_rows(healthy=5)
-        fake.rewrite(*HEALTHY, records(100, 5), start=100)
-        read.until_rows(healthy=13)
-        assert [type(loss) for loss in losses] == [DataLoss, TopicRecreated]
-        assert consumer.recreations == {HEALTHY: 1}
 
 
 def test_recovery_waits_for_a_silent_leader_without_a_busy_loop(fake: FakeKafka) -> None:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from protocol.admin.topics import delete_records
-from protocol.broker_errors import ErrorCode
-from protocol.cluster import unknown_topic
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.errors import DataLoss, DeadlineExceeded, UsageError
-from protocol.fetch.bounded_reader import OnLoss, raise_loss
+from protocol.errors import DataLoss, UsageError
 from protocol.fetch.log_offsets import Range
 from protocol.testing.fake_kafka.clock import ManualClock
 from protocol.testing.fake_kafka.server import FakeKafka
 from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
-from tests.conftest import TopicFactory
 from tests.protocol.fetch.conftest import Written
 from tests.protocol.fetch.consuming import (
     client_of,
@@ -35,29 +27,7 @@ from tests.protocol.fetch.consuming import (
     skip_loss,
 )
 from tests.support.kafka_proxy import Exchange, KafkaProxy
-from tests.support.read_back import read_back
-from tests.support.topic_changes import delete_topics
 from tests.support.wait_until import wait_until
-
-
-def test_ranges_have_the_rows_of_librdkafka(kafka: LocalKafka, written: Written, client: Client) -> None:
-    name = written(6_000, 12, settings={"batch.size": 4_096})
-    expected: dict[int, list[tuple[int, bytes | None]]] = {number: [] for number in range(12)}
-    for record in read_back(kafka, name):
-        expected[record.partition].append((record.offset, record.value))
-    consumer = reader(client, ranges_of(client, name, 12))
-    rows_by_partition = {source_range.partition: rows for source_range, rows in rows_of(consumer).items()}
-    assert rows_by_partition == expected
-    assert consumer.fetches <= 6, "small ranges of one leader share a Fetch request"
-
-
-def test_partial_ranges_of_one_partition_are_read(written: Written, client: Client) -> None:
-    name = written(2_000, 2)
-    ranges = [Range(name, 0, 100, 400), Range(name, 0, 400, 450), Range(name, 1, 999, 1_000), Range(name, 1, 5, 5)]
-    result = rows_of(reader(client, ranges))
-    assert {source_range: [offset for offset, _ in rows] for source_range, rows in result.items()} == {
-        source_range: list(range(source_range.from_offset, source_range.until_offset)) for source_range in ranges[:3]
-    }
 
 
 def test_next_fetch_is_in_flight_while_a_range_is_decoded(kafka: LocalKafka, written: Written) -> None:
@@ -125,66 +95,6 @@ def test_leader_moving_during_a_read_loses_no_rows(
         rows_of(reader(client, [Range(name, 0, 2_005, end, from_epoch=99)]))
 
 
-def test_deleted_records_in_one_range_are_data_loss(written: Written, client: Client) -> None:
-    name = written(300, 3)
-    ranges = ranges_of(client, name, 3)
-    delete_records(client, {(name, 1): 40})
-    with pytest.raises(
-        DataLoss,
-        match=rf"{name}-1: offsets 0 to 40 are not .* wanted \[0, 100\), the broker has \[40, 100\).*retention",
-    ):
-        rows_of(reader(client, ranges))
-    consumer = reader(client, ranges, on_loss=skip_loss)
-    assert [len(rows) for _, rows in sorted(rows_of(consumer).items(), key=lambda item: item[0].partition)] == [
-        100,
-        60,
-        100,
-    ]
-    assert consumer.skipped == [Range(name, 1, 0, 40)]
-
-
-@pytest.mark.parametrize("on_loss", [raise_loss, skip_loss])
-def test_topic_deleted_during_a_read_is_data_loss(
-    kafka: LocalKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch, on_loss: OnLoss
-) -> None:
-    """The rest of the topic is lost after the timeout; other partitions are read to their end."""
-    monkeypatch.setattr(unknown_topic, "TRANSIENT_UNKNOWN_MS", 1_000)
-    retained, deleted = topic(1), topic(1)
-    with client_of(kafka) as client:
-        for name in (retained, deleted):
-            produce(kafka, name, range(100), size=2_000, settings={"batch.size": 10_000})
-        ranges = [*ranges_of(client, retained, 1), *ranges_of(client, deleted, 1)]
-        options = {"on_loss": on_loss, "poll_timeout_ms": 2_000}
-        consumer = reader(client, ranges, {"max.partition.fetch.bytes": 20_000}, **options)
-        rows = {retained: 0, deleted: 0}
-        batches = iter(consumer)
-        while not rows[deleted]:
-            source_range, batch = next(batches)
-            rows[source_range.topic] += batch.num_rows
-        delete_topics(kafka, deleted)
-        lost = rf"{deleted}-0: offsets \d+ to 100 cannot .* deleted"
-        with pytest.raises(DataLoss, match=lost) if on_loss is raise_loss else nullcontext():
-            for source_range, batch in batches:
-                rows[source_range.topic] += batch.num_rows
-        assert 0 < rows[deleted] < 100
-        if on_loss is skip_loss:
-            assert rows[retained] == 100
-            assert consumer.skipped == [Range(deleted, 0, rows[deleted], 100)]
-
-
-def test_records_that_never_arrive_time_out(written: Written, client: Client) -> None:
-    """The range of another partition is read all the same."""
-    name = written(20, 2)
-    consumer = reader(client, [Range(name, 0, 0, 11), Range(name, 1, 0, 10)], poll_timeout_ms=700)
-    started_s, rows = time.monotonic(), Counter[int]()
-    late = rf"{name}-0: .* sends no records at offset 10,.*poll_timeout_ms"
-    with pytest.raises(DeadlineExceeded, match=late):  # noqa: PT012
-        for source_range, batch in consumer:
-            rows[source_range.partition] += batch.num_rows
-    assert rows == {0: 10, 1: 10}
-    assert time.monotonic() - started_s < 15
-
-
 def test_slow_caller_causes_no_timeout(kafka: LocalKafka, written: Written) -> None:
     """The replies in flight exceed the sockets' buffers, so they arrive only when they are read."""
     name = written(30, size=500_000, settings={"batch.size": 400_000})
@@ -197,42 +107,14 @@ def test_slow_caller_causes_no_timeout(kafka: LocalKafka, written: Written) -> N
     assert rows == 30
 
 
-def test_partition_without_a_leader_does_not_delay_others(kafka: LocalKafka, written: Written) -> None:
-    name = written(300, 3)
-    failing = {"left": 3}
-    answered: set[int] = set()
-
-    def fail_one(exchange: Exchange) -> bytes | float:
-        body = exchange.reply()
-        for row in (row for topic in body["responses"] for row in topic["partitions"]):
-            answered.add(row["partition_index"])
-            # Until requests to the other brokers are in flight, too, however slow these are.
-            if row["partition_index"] == 1 and (failing["left"] > 0 or len(answered) < 3):
-                failing["left"] -= 1
-                row.update(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER, records=b"")
-                return exchange.reply_with(body)
-        return 0.0
-
-    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
-        proxy.replies[FETCH] = fail_one
-        order = [source_range.partition for source_range, _ in reader(client, ranges_of(client, name, 3))]
-    assert sorted(order) == [0, 1, 2]
-    assert order[-1] == 1
-    assert failing["left"] <= 0
-
-
-def test_second_iteration_is_refused() -> None:
+def test_second_iteration_is_refused(fake_client: Client) -> None:
     """It would skip records: the positions are behind the replies received, read or not."""
-    with FakeKafka() as fake, client_of(fake.bootstrap_servers) as client:
-        fake.create_topic("orders", 2)
-        for partition in range(2):
-            fake.write("orders", partition, records(0, 5))
-        consumer = reader(client, [Range("orders", partition, 0, 5) for partition in range(2)])
-        batches = iter(consumer)
-        assert next(batches)[1].num_rows == 5
-        with pytest.raises(UsageError, match="iterated once"):
-            list(consumer)
-        assert [batch.num_rows for _, batch in batches] == [5]
+    consumer = reader(fake_client, [Range("orders", partition, 0, 5) for partition in range(2)])
+    batches = iter(consumer)
+    assert next(batches)[1].num_rows == 5
+    with pytest.raises(UsageError, match="iterated once"):
+        list(consumer)
+    assert [batch.num_rows for _, batch in batches] == [5]
 
 
 @pytest.mark.parametrize("partitions", [2, 4])

@@ -1,4 +1,4 @@
-"""Ranges of logs that have changed since planning: compacted, or of a recreated topic."""
+"""Logs that change while they are read: compacted since planning, or of a recreated topic."""
 
 from __future__ import annotations
 
@@ -8,13 +8,30 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.cluster.client import Client
+from protocol.errors import TopicRecreated
+from protocol.fetch.consumer import Consumer
 from protocol.fetch.log_offsets import Range
+from protocol.fetch.partition_consumer import PartitionConsumer
+from protocol.kafka_terms import EARLIEST
+from protocol.testing.fake_kafka.server import FakeKafka
+from protocol.wire.messages.m01_fetch import FETCH, LAST_WITH_TOPIC_NAMES
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
-from tests.protocol.fetch.consuming import client_of, produce, reader, rows_of, skip_recreated
+from tests.protocol.fetch.consuming import (
+    client_of,
+    consumer_of,
+    offsets_of,
+    produce,
+    reader,
+    records,
+    rows_of,
+    skip_recreated,
+)
 from tests.support import awkward_topics
 from tests.support.log_segments import stored_batches
+from tests.support.older_brokers import limit_version
+from tests.support.small_cluster import recreate_topic
 from tests.support.topic_changes import recreate
 from tests.support.topic_writers import Topic
 from tests.support.whole_rows import rows_of_librdkafka, rows_of_ours
@@ -100,3 +117,67 @@ def test_compacted_logs_are_read_as_by_librdkafka(
     _, gaps, controls = compacted
     partitions = [*((gaps, number) for number in range(3)), (controls, 0)]
     assert rows_of_ours(kafka1, partitions, isolation_level) == rows_of_librdkafka(kafka1, partitions, isolation_level)
+
+
+# -- open partitions of recreated topics ---------------------------------------------------------
+
+
+def after_loss(stream: PartitionConsumer, count: int) -> list[int]:
+    """Read until the recreation is raised, and the new topic from its beginning."""
+    with pytest.raises(TopicRecreated):
+        for _ in stream.batches(20_000):
+            pass
+    stream.seek(0)
+    return read_offsets(stream, count)
+
+
+def read_offsets(stream: PartitionConsumer, count: int) -> list[int]:
+    offsets: list[int] = []
+    while len(offsets) < count:
+        offsets += offsets_of(stream.poll(20_000))
+    return offsets
+
+
+# Fewer records than before, the same number, and more.
+@pytest.mark.parametrize("count", [3, 5, 8])
+def test_topic_recreated_during_a_pause_is_never_read_from_the_old_offset(
+    fake: FakeKafka, consumer: Consumer, count: int
+) -> None:
+    stream = consumer.consume_partition("orders", 0, EARLIEST)
+    assert offsets_of(stream.poll(20_000)) == [0, 1, 2, 3, 4]
+    stream.pause()
+    recreate_topic(fake, "orders", count=count)
+    fake.write("orders", 0, records(count, 1))
+    stream.resume()
+    with pytest.raises(TopicRecreated, match="deleted and created again"):
+        stream.poll(20_000)
+    stream.seek(0)
+    assert read_offsets(stream, count + 1) == list(range(count + 1))
+
+
+def test_topic_fetched_by_name_is_compared_after_metadata_max_age(fake: FakeKafka) -> None:
+    """Before Kafka 3.1, a Fetch has no topic id: the records of the new topic have the wanted offsets."""
+    limit_version(fake, FETCH, LAST_WITH_TOPIC_NAMES)
+    with (
+        client_of(fake.bootstrap_servers, metadata_max_age_ms=200) as client,
+        consumer_of(client, {"fetch.max.wait.ms": 20}) as consumer,
+    ):
+        stream = consumer.consume_partition("orders", 0, EARLIEST)
+        assert offsets_of(stream.poll(20_000)) == [0, 1, 2, 3, 4]
+        recreate_topic(fake, "orders", count=8)
+        assert after_loss(stream, 8) == list(range(8))
+
+
+def test_partitions_of_a_recreated_topic_are_each_detected(fake: FakeKafka, consumer: Consumer) -> None:
+    """The first one returns to the new topic before the second one is compared."""
+    fake.create_topic("two", 2)
+    for number in (0, 1):
+        fake.write("two", number, records(0, 5))
+    streams = consumer.consume_partitions({("two", 0): 0, ("two", 1): 0})
+    for stream in streams.values():
+        assert offsets_of(stream.poll(20_000)) == [0, 1, 2, 3, 4]
+    streams["two", 1].pause()
+    recreate_topic(fake, "two", 2, 8)
+    for stream in streams.values():
+        stream.resume()
+        assert after_loss(stream, 8) == list(range(8))

@@ -69,41 +69,6 @@ def test_committed_rows_of_transactions_are_read(
     producer.abort_transaction()
 
 
-def test_messages_equal_those_produced(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-    name = topic(1)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
-    producer.produce(name, b"value", b"key", headers=[("a", b"1"), ("b", None)], timestamp=1_700_000_000_123)
-    producer.produce(name, None, None, timestamp=1_700_000_000_456)
-    producer.flush()
-    with consumer_of(client) as consumer:
-        stream = consumer.consume_partition(name, 0, EARLIEST)
-        messages = stream.messages(10_000)
-        assert next(messages) == (
-            *(name, 0, 0, 1_700_000_000_123, 0, b"key", b"value"),
-            [("a", b"1"), ("b", None)],
-        )
-        assert next(messages) == (name, 0, 1, 1_700_000_000_456, 0, None, None, None)
-
-
-def test_large_record_is_read_with_a_small_fetch_size(kafka: LocalKafka, topic: TopicFactory, client: Client) -> None:
-    name = topic(4, config={"max.message.bytes": str(10 << 20)})
-    produce(kafka, name, range(400), 4)
-    produce(kafka, name, range(1), size=8 << 20)
-    with consumer_of(client, {"max.partition.fetch.bytes": 65_536}) as consumer:
-        started_s = time.monotonic()
-        stream = consumer.consume_partition(name, 0, 100)
-        before = consumer.fetches
-        batch = stream.poll(20_000)
-        assert batch is not None
-        assert len(batch.column("value")[0].as_py()) == 8 << 20
-        assert consumer.fetches - before <= 8
-        consumer.consume_partitions({(name, number): EARLIEST for number in (1, 2, 3)})
-        stream.seek(0)
-        assert sum(len(rows) for rows in read_all(consumer, 401).values()) == 401
-        # A broker without new records gets two fetches per second.
-        assert consumer.fetches - before <= 30 + 6 * (time.monotonic() - started_s)
-
-
 _OF_MANY = """
 import json, sys, time
 from protocol.kafka_terms import LATEST
@@ -222,23 +187,6 @@ def test_close_wakes_readers_without_waiting_for_fetches(topic: TopicFactory, cl
     assert time.monotonic() - started_s < 15
     assert ended == [[], []]
     assert consumer.close() is None
-
-
-def test_close_ends_by_its_deadline_when_a_broker_hangs(kafka: LocalKafka, topic: TopicFactory) -> None:
-    name, earlier_threads = topic(1, replication_factor=1), consumer_threads()
-    with client_of(kafka) as client:
-        consumer = consumer_of(client)
-        stream = consumer.consume_partition(name, 0, EARLIEST)
-        wait_until(lambda: stream.high_water_mark == 0)
-        leader = client.leader(name, 0)[0].node_id
-        kafka.pause(leader)
-        try:
-            started_s = time.monotonic()
-            consumer.close(client.deadline(500))
-            assert time.monotonic() - started_s < 15
-        finally:
-            kafka.resume(leader)
-        wait_until(lambda: consumer_threads() <= earlier_threads)
 
 
 def test_follower_in_the_clients_rack_is_read_and_else_the_leader(kafka: LocalKafka, topic: TopicFactory) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import threading
 import time
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +12,7 @@ import pytest
 from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import ConsumerConfig, parse_client
-from protocol.errors import Corrupt, DataLoss, DeadlineExceeded, UsageError
+from protocol.errors import DataLoss, DeadlineExceeded, UsageError
 from protocol.fetch.bounded_reader import BoundedReader
 from protocol.fetch.consumer import Consumer
 from protocol.fetch.log_offsets import Range
@@ -27,14 +24,11 @@ from protocol.wire.messages.m02_list_offsets import LIST_OFFSETS
 from protocol.wire.messages.m23_offset_for_leader_epoch import OFFSET_FOR_LEADER_EPOCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.conftest import TopicFactory
-from tests.protocol.fetch.conftest import Written
 from tests.protocol.fetch.consuming import (
-    SESSION_ERRORS,
     TOPIC_ID,
     client_of,
     consumer_of,
     end_of_epoch,
-    move_leader,
     offsets_of,
     partition_now,
     produce,
@@ -46,7 +40,6 @@ from tests.protocol.fetch.consuming import (
     skip_loss,
 )
 from tests.support.background import background
-from tests.support.kafka_proxy import Exchange, Fate, KafkaProxy
 from tests.support.soak import SOAK
 from tests.support.wait_until import wait_until
 
@@ -100,35 +93,6 @@ def test_leader_is_restarted_under_load(kafka: LocalKafka, topic: TopicFactory) 
         rows.read(lambda: rows.all_at(1_100, 6))
 
 
-def test_partition_is_reassigned_under_load(kafka: LocalKafka, topic: TopicFactory, tmp_path: Path) -> None:
-    name = topic(2, replication_factor=1)
-    stop, sent = threading.Event(), 0
-    with client_of(kafka) as client, consumer_of(client) as consumer:
-        consumer.consume_partitions({(name, number): EARLIEST for number in range(2)})
-        old = partition_now(client, name).leader
-        new = next(number for number in kafka.broker_ids if number != old)
-
-        def load() -> None:
-            nonlocal sent
-            while not stop.is_set():
-                produce(kafka, name, range(200), 2, settings={"enable.idempotence": True})
-                sent += 100
-
-        rows = Rows(consumer)
-        with background(load):
-            try:
-                rows.read(lambda: rows.next.get(0, 0) >= 100)
-                move_leader(kafka, name, 0, new, tmp_path)
-                rows.read(lambda: partition_now(client, name).leader == new)
-                moved_at = rows.next[0]
-                rows.read(lambda: rows.next[0] >= moved_at + 200)
-            finally:
-                stop.set()
-        rows.read(lambda: rows.all_at(sent, 2))
-        # The old leader may have served the last records before it released the partition.
-        rows.read(lambda: client.leader(name, 0)[0].node_id == new)
-
-
 @pytest.mark.skipif(not KILLS, reason="takes half a minute; run by `make soak`")
 def test_truncation_by_unclean_election_is_data_loss(kafka: LocalKafka, topic: TopicFactory) -> None:
     """A hundred records exist only on the leader when they are read; then a replica without them becomes leader."""
@@ -165,56 +129,6 @@ def test_truncation_by_unclean_election_is_data_loss(kafka: LocalKafka, topic: T
             kafka.start(*(number for number in (leader.node_id, follower) if kafka.pid(number) is None))
 
 
-@pytest.mark.parametrize("code", SESSION_ERRORS)
-def test_lost_session_is_restarted_with_the_same_positions(kafka: LocalKafka, topic: TopicFactory, code: int) -> None:
-    name = topic(3)
-    injected: list[int] = []
-    epochs: dict[int, list[int]] = {number: [] for number in kafka.broker_ids}
-
-    def break_some(exchange: Exchange) -> float | bytes:
-        if exchange.number > 3 and exchange.number % 4 == 0 and len(injected) < 6:
-            injected.append(exchange.number)
-            return exchange.reply_with(reply(error_code=code))
-        return 0.0
-
-    def note(exchange: Exchange) -> float:
-        epochs[exchange.broker_id].append(exchange.request()["session_epoch"])
-        return 0.0
-
-    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
-        proxy.replies[FETCH] = break_some
-        proxy.requests[FETCH] = note
-        # Sessions are short enough for errors to meet requests other than waiting ones.
-        with consumer_of(client, {"fetch.max.wait.ms": 50}) as consumer:
-            consumer.consume_partitions({(name, number): EARLIEST for number in range(3)})
-            rows = Rows(consumer)
-            for first in range(0, 600, 60):
-                produce(kafka, name, range(first, first + 60), 3)
-                rows.read(lambda first=first: rows.all_at((first + 60) // 3, 3))  # type: ignore[misc]
-            rows.read(lambda: len(injected) == 6)
-    assert sum(epoch.count(0) for epoch in epochs.values()) >= 3 + 3
-    assert max(map(max, epochs.values())) > 1
-
-
-def test_lost_replies_and_connections_lose_no_rows(kafka: LocalKafka, written: Written) -> None:
-    name = written(12_000, 6, settings={"batch.size": 2_000})
-    rng, cut = random.Random(7), list[int]()
-
-    def lose(exchange: Exchange) -> Fate:
-        if rng.random() < 0.2:
-            cut.append(exchange.number)
-            return Fate.CUT
-        return Fate.PASS
-
-    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers, retry_backoff_ms=10) as client:
-        proxy.replies[FETCH] = lose
-        with consumer_of(client, {"max.partition.fetch.bytes": 3_000}) as consumer:
-            consumer.consume_partitions({(name, number): EARLIEST for number in range(6)})
-            rows = Rows(consumer)
-            rows.read(lambda: rows.all_at(2_000, 6))
-    assert len(cut) > 5
-
-
 def test_topic_created_later_is_read(fake: FakeKafka) -> None:
     with (
         client_of(fake.bootstrap_servers, default_api_timeout_ms=1_000) as client,
@@ -245,24 +159,6 @@ def answers(fake: FakeKafka, *replies: Callable[[dict[str, Any]], Any]) -> None:
 def idle(body: dict[str, Any]) -> dict[str, Any]:
     time.sleep(body["max_wait_ms"] / 1000)
     return reply(session_id=5)
-
-
-def test_corrupt_record_batch_is_raised_and_read_again_after_a_seek(fake: FakeKafka, consumer: Consumer) -> None:
-    complete = records(0, 5)
-    rows = [reply_row(0, complete[:-1] + bytes([complete[-1] ^ 1])), reply_row(1, complete)]
-    answers(
-        fake,
-        lambda body: reply(*rows, session_id=5),
-        # In a session, an unchanged partition at the same offset is not named again.
-        lambda body: idle(body) if _asks_for(body, 0, 5) else reply(reply_row(0, complete), session_id=5),
-    )
-    streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
-    for _ in range(2):
-        with pytest.raises(Corrupt, match=r"orders-0: .* offset 0 .* CRC"):
-            streams["orders", 0].poll(20_000)
-    assert streams["orders", 1].poll(20_000) is not None
-    streams["orders", 0].seek(0)
-    assert offsets_of(streams["orders", 0].poll(20_000)) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("epoch_end", [10, -1], ids=["keeps epochs", "keeps none"])
@@ -336,16 +232,6 @@ def test_stale_leader_is_awaited_until_the_timeout(fake: FakeKafka) -> None:
         assert reading.skipped == []
 
 
-def test_partition_missing_in_a_reply_is_fetched_again(fake: FakeKafka, consumer: Consumer) -> None:
-    answers(
-        fake,
-        lambda body: reply(reply_row(0)),
-        lambda body: reply(reply_row(1, records(0, 5)), session_id=5) if _asks_for(body, 1, 0) else idle(body),
-    )
-    streams = consumer.consume_partitions({("orders", 0): 0, ("orders", 1): 0})
-    assert offsets_of(streams["orders", 1].poll(20_000)) == [0, 1, 2, 3, 4]
-
-
 def test_empty_reply_slightly_after_max_wait_is_accepted(fake: FakeKafka, fake_client: Client) -> None:
     def wait_longer(body: Any, version: int) -> Any:
         time.sleep(0.6)
@@ -390,8 +276,3 @@ def list_offsets(body: dict[str, Any], *, end: int, epoch: int = -1) -> dict[str
     offset, leader_epoch = (0, 0) if body["topics"][0]["partitions"][0]["timestamp"] == -2 else (end, epoch)
     row = {"partition_index": 0, "offset": offset, "leader_epoch": leader_epoch}
     return {"topics": [{"name": "orders", "partitions": [row]}]}
-
-
-def _asks_for(body: dict[str, Any], partition: int, offset: int) -> bool:
-    rows = [row for topic in body["topics"] for row in topic["partitions"]]
-    return any((row["partition"], row["fetch_offset"]) == (partition, offset) for row in rows)

@@ -1,5 +1,4 @@
-"""Fetch sessions (KIP-227) against a broker model made from the KIP: the broker's session has the requested
-partitions."""
+"""Fetch sessions (KIP-227) against the model of a broker: its session has the requested partitions."""
 
 from __future__ import annotations
 
@@ -10,6 +9,8 @@ import pytest
 
 from protocol.broker_errors import ErrorCode
 from protocol.fetch.fetch_request import FetchSession, Key
+from protocol.testing.fake_kafka.fetch_sessions import FetchSessions
+from protocol.testing.fake_kafka.requests import Refused
 
 ORDERS, PAYMENTS = b"o" * 16, b"p" * 16
 
@@ -91,47 +92,25 @@ def test_session_continues_with_topic_names() -> None:
     assert (fields["session_id"], fields["session_epoch"], named(fields)) == (7, 2, [1])
 
 
-def test_close_ends_the_session_once(session: FetchSession) -> None:
-    assert session.close() == {"session_id": 7, "session_epoch": -1, "topics": []}
-    assert session.close() is None
-    assert FetchSession().close() is None
-
-
-class Broker:
-    """One broker's sessions. `asks` returns the error code and session id of the reply, and the partitions read."""
-
-    def __init__(self) -> None:
-        self.sessions: dict[int, dict[Key, dict[str, Any]]] = {}
-        self.epochs: dict[int, int] = {}
-        self.last_id = 0
-
-    def asks(self, fields: dict[str, Any]) -> tuple[int, int, dict[Key, dict[str, Any]] | None]:
-        session_id, epoch = fields["session_id"], fields["session_epoch"]
-        rows = {
-            (topic["topic_id"], part["partition"]): part for topic in fields["topics"] for part in topic["partitions"]
-        }
-        if epoch == 0:
-            self.sessions.pop(session_id, None)
-            self.last_id += 1
-            self.sessions[self.last_id], self.epochs[self.last_id] = rows, 1
-            return 0, self.last_id, rows
-        if session_id not in self.sessions:
-            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0, None
-        if epoch != self.epochs[session_id]:
-            return ErrorCode.INVALID_FETCH_SESSION_EPOCH, 0, None
-        self.epochs[session_id] += 1
-        remembered = self.sessions[session_id]
-        for topic in fields["forgotten_topics_data"]:
-            for partition in topic["partitions"]:
-                del remembered[topic["topic_id"], partition]
-        remembered.update(rows)
-        return 0, session_id, remembered
+def ask(broker: FetchSessions, fields: dict[str, Any]) -> tuple[int, int, dict[Key, dict[str, Any]] | None]:
+    """Return the error code and session id of the broker's reply, and the partitions read."""
+    topics = {name: [{"topic": "", **topic} for topic in fields[name]] for name in ("topics", "forgotten_topics_data")}
+    try:
+        session = broker.of({**fields, **topics})
+    except Refused as refused:
+        return refused.code, 0, None
+    session.keep({})
+    return (
+        0,
+        session.session_id,
+        {(topic_id, partition): row for (_, topic_id, partition), row in session.wanted.items()},
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_broker_reads_exactly_the_requested_partitions_after_any_faults(seed: int) -> None:
     rng = random.Random(seed)
-    session, broker = FetchSession(), Broker()
+    session, broker = FetchSession(), FetchSessions(1_000)
     answered = orphans = 0
     for _ in range(300):
         rows = {
@@ -144,7 +123,7 @@ def test_broker_reads_exactly_the_requested_partitions_after_any_faults(seed: in
         if fate < 0.05:
             session.restart()  # the request was lost
             continue
-        code, session_id, read = broker.asks(fields)
+        code, session_id, read = ask(broker, fields)
         if fate < 0.1:
             session.restart()  # the reply was lost, and with it the id of a new session
             orphans += session.full

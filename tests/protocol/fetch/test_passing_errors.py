@@ -47,17 +47,6 @@ def test_poll_raises_authorization_error_once_and_reads_partition_afterwards(
     assert "orders" in str(raised[0])
 
 
-def test_stream_raises_authorization_error_once_and_continues(fake: FakeKafka, consumer: Consumer) -> None:
-    fake.refuse(FETCH, ErrorCode.TOPIC_AUTHORIZATION_FAILED, 2, partition=("orders", 0))
-    stream = consumer.consume_partition("orders", 0, 0)
-    for _ in range(2):
-        with pytest.raises(BrokerError, match=r"orders-0 .*TOPIC_AUTHORIZATION_FAILED"):
-            stream.poll(10_000)
-    batch = stream.poll(10_000)
-    assert batch is not None
-    assert batch.num_rows == 5
-
-
 def test_unknown_server_error_is_retried_with_one_warning(
     fake: FakeKafka, consumer: Consumer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,9 +1,8 @@
-"""Seek, pause, added and closed partitions, and their errors: the consumer without a group."""
+"""Seek, pause, added and closed partitions, their errors, and slow users: the consumer without a group."""
 
 from __future__ import annotations
 
-import threading
-from dataclasses import replace
+from collections import Counter
 from itertools import islice
 from typing import Any
 
@@ -11,17 +10,16 @@ import pytest
 
 from protocol.admin.topics import delete_records
 from protocol.cluster.client import Client
-from protocol.config import parse_client
-from protocol.errors import ConnectionLost, DataLoss, DeadlineExceeded, UsageError
+from protocol.errors import DataLoss, UsageError
+from protocol.fetch.consumer import Consumer
+from protocol.fetch.fetch_buffer import FetchBuffer
+from protocol.fetch.fetch_position import CompletedFetch
 from protocol.fetch.partition_consumer import PartitionConsumer
 from protocol.kafka_terms import EARLIEST, LATEST
-from protocol.testing.fake_kafka.clock import ManualClock
-from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.protocol.fetch.conftest import Written
-from tests.protocol.fetch.consuming import client_of, consumer_of, offsets_of, read_all
+from tests.protocol.fetch.consuming import consumer_of, offsets_of, produce, read_all
 from tests.support.internals import fetcher_of
-from tests.support.kafka_proxy import Exchange, KafkaProxy
 from tests.support.wait_until import wait_until
 
 
@@ -106,26 +104,6 @@ def test_unread_messages_come_first_also_if_a_pause_comes_in_between(
         assert [message.offset for message in islice(stream.messages(20_000), 99)] == list(range(1, 100))
 
 
-def test_reply_to_a_fetch_before_a_seek_is_dropped(kafka: LocalKafka, written: Written) -> None:
-    name = written(1_000, settings={"batch.size": 2_000})
-    sought = threading.Event()
-
-    def hold_the_second(exchange: Exchange) -> float:
-        if exchange.number == 2:
-            assert sought.wait(20)
-        return 0.0
-
-    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
-        proxy.replies[FETCH] = hold_the_second
-        with consumer_of(client, {"max.partition.fetch.bytes": 2_000}) as consumer:
-            stream = consumer.consume_partition(name, 0, EARLIEST)
-            assert stream.poll(20_000) is not None
-            wait_until(lambda: proxy.frame_counts["Fetch", "reply"] == 2)
-            stream.seek(500)
-            sought.set()
-            assert next(stream.messages(20_000)).offset == 500
-
-
 def test_partitions_are_added_and_closed(written: Written, client: Client) -> None:
     name = written(600, 6)
     with consumer_of(client) as consumer:
@@ -159,40 +137,62 @@ def test_deleted_offset_is_raised_until_the_user_seeks(written: Written, client:
             stream.close()
 
 
-def test_records_before_a_deleted_offset_are_read_first(written: Written, client: Client) -> None:
-    """Two replies are ahead of the user when the third is refused."""
-    name = written(100, settings={"batch.num.messages": 10, "linger.ms": 60_000})
+# -- users that read slowly or not at all ----------------------------------------------------------
+
+
+def test_poll_without_waiting_gets_the_memory_of_unread_streams(
+    kafka: LocalKafka, written: Written, client: Client
+) -> None:
+    name = written(12_000, 6, size=200)
+    properties = {"max.partition.fetch.bytes": 100_000, "max.processing.time.ms": 20}
+    with consumer_of(client, properties, buffer_memory_bytes=250_000) as consumer:
+        streams = list(consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values())
+        wait_until(lambda: has_no_memory(consumer))
+        for stream in streams:
+            wait_until(lambda stream=stream: stream.poll(0) is not None)  # type: ignore[misc]
+        # And by one thread for all streams: the others are paused now.
+        for stream in streams[1:]:
+            stream.pause()
+        produce(kafka, name, range(6), 6)
+        collected: list[int] = []
+
+        def read_on() -> bool:
+            while (read := consumer.poll(0)) is not None:
+                collected.extend(offsets_of(read[1]))
+            return bool(collected) and collected[-1] == 2_000
+
+        wait_until(read_on)
+
+
+def test_partitions_take_turns_reply_by_reply(written: Written, client: Client) -> None:
+    """Then a broker gets a fetch of all partitions as soon as the first reply of each is being read."""
+    name = written(150, 3, settings={"batch.num.messages": 10})
     with consumer_of(client, {"max.partition.fetch.bytes": 1, "max.processing.time.ms": 60_000}) as consumer:
-        stream = consumer.consume_partition(name, 0, EARLIEST)
-        wait_until(lambda: stream.buffer.full)
-        delete_records(client, {(name, 0): 60})
-        assert offsets_of(stream.poll(10_000)) == list(range(10))
-        wait_until(lambda: stream.buffer.error is not None)
-        assert offsets_of(stream.poll(10_000)) == list(range(10, 20))
-        with pytest.raises(DataLoss, match=r"offset 20 is not in the log .* \[60, 100\)") as raised:
-            stream.poll(10_000)
-        stream.seek(raised.value.context["log_start_offset"])
-        assert offsets_of(stream.poll(10_000)) == list(range(60, 70))
+        streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(3)}).values()
+        for _ in range(3):
+            wait_until(lambda: all(stream.buffer.full for stream in streams))
+            turns = [read[0].partition for read in (consumer.poll(10_000) for _ in range(3)) if read is not None]
+            assert sorted(turns) == [0, 1, 2]
 
 
-def test_failure_of_one_partition_is_raised_beside_busy_ones(kafka: LocalKafka, written: Written) -> None:
-    name = written(40_000, 2, size=100, settings={"batch.num.messages": 10})
-    config, clock = parse_client({"bootstrap.servers": kafka.bootstrap_servers}), ManualClock()
-    with (
-        Client(replace(config, default_api_timeout_ms=1_000), clock) as impatient,
-        consumer_of(impatient, {"max.partition.fetch.bytes": 1}) as consumer,
-    ):
-        streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(2)})
-        failing = streams[name, 0]
+def test_slow_user_of_many_partitions_reads_all_of_them(
+    written: Written, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is full and all streams have expired: fetched replies wait for their turn and are not dropped."""
+    name = written(12_000, 6, size=100, settings={"batch.size": 2_000})
+    properties = {"max.partition.fetch.bytes": 10_000, "max.processing.time.ms": 1}
+    turns, dropped, drop = Counter[int](), list[CompletedFetch](), FetchBuffer.drop_ahead
+    monkeypatch.setattr(FetchBuffer, "drop_ahead", lambda self: (dropped.extend(self.ahead), drop(self))[1])
+    with consumer_of(client, properties, buffer_memory_bytes=15_000) as consumer:
+        streams = consumer.consume_partitions({(name, number): EARLIEST for number in range(6)}).values()
+        while len(turns) < 6 or min(turns.values()) < 5:
+            read = consumer.poll(20_000)
+            assert read is not None
+            turns[read[0].partition] += 1
+            wait_until(lambda: all(stream.expired for stream in streams if stream.buffer.ahead))
+    assert not dropped
 
-        def read_on() -> None:
-            for stream, _ in islice(consumer, 1_500):
-                if stream is not failing and failing.buffer.source.failure is None:
-                    with fetcher_of(consumer).lock:
-                        failing.buffer.postpone(ConnectionLost("as if"), clock.now_s())
-                        failing.buffer.source.retry_at_s = float("inf")
-                clock.advance(0.005)
 
-        with pytest.raises(DeadlineExceeded, match=failing.name):
-            read_on()
-        assert consumer.poll(10_000) is not None
+def has_no_memory(consumer: Consumer) -> bool:
+    with fetcher_of(consumer).lock:
+        return fetcher_of(consumer).schedule.free_bytes <= 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
@@ -63,12 +62,11 @@ def write(client: Client) -> Iterator[Write]:
 
 
 class ObservedConsumer(KafkaConsumer):
-    """Notes a processor's polls with their rows and timeouts, partitions it has paused, and commits without a reply."""
+    """Notes a processor's polls with their timeouts, partitions it has paused, and commits without a reply."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.polls = 0
         self.last_timeout_ms: float | None = None
-        self.polled = Counter[TopicPartition]()
         self.paused_now: set[TopicPartition] = set()
         self.commits_in_flight = 0
         super().__init__(*arguments, **options)
@@ -77,7 +75,6 @@ class ObservedConsumer(KafkaConsumer):
         self.last_timeout_ms = timeout_ms
         records = super().poll(timeout_ms)
         self.polls += 1
-        self.polled.update({key: sum(batch.num_rows for batch in batches) for key, batches in records.items()})
         return records
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:

@@ -9,6 +9,7 @@ from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offs
 from protocol.testing import FakeKafka
 from tests.protocol.fetch.consuming import records
 from tests.protocol.processing.conftest import GROUP, MANUAL_COMMIT, Handler, Start
+from tests.support.small_cluster import recreate_topic
 from tests.support.wait_until import wait_until
 
 KEY = ("orders", 0)
@@ -25,12 +26,6 @@ def truncate(fake: FakeKafka, offset: int, end: int) -> None:
         fake.log(*KEY).truncate(offset)
         fake.set_leader_epoch(*KEY, 1)
         fake.write(*KEY, records(offset, end - offset, epoch=1))
-
-
-def recreate(fake: FakeKafka) -> None:
-    with fake.changed:
-        fake.delete_topic("orders")
-        fake.create_topic("orders", 1)
 
 
 def committed(client: Client) -> CommittedOffset | None:
@@ -105,35 +100,21 @@ def test_consumer_handed_back_within_a_batch_notices_a_truncation(
         assert collected == list(range(10, 30))
 
 
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_close_after_a_recreation_skips_no_record_of_the_new_topic(
-    fake: FakeKafka, client: Client, start: Start, handler: Handler
+    fake: FakeKafka, client: Client, start: Start, handler: Handler, reset: str
 ) -> None:
+    """By `latest`, the partition is idle: its position is one in the new topic."""
     fake.write(*KEY, records(0, 10))
-    running = start(handler)
-    await_commit(client, 10)
-    recreate(fake)
+    running = start(handler, **{"auto.offset.reset": reset})
+    await_commit(client, 10, epoch=0 if reset == "earliest" else -1)  # without a record before
+    recreate_topic(fake, "orders")
     await_commit(client, 0)
     running.close()
     assert committed(client) == CommittedOffset(0)
     fake.write(*KEY, records(0, 20))
     handler.values.clear()
-    start(handler)
-    await_commit(client, 20)
-    assert sorted(handler.values) == [value(offset) for offset in range(20)]
-
-
-def test_position_of_an_idle_partition_is_that_in_the_new_topic(
-    fake: FakeKafka, client: Client, start: Start, handler: Handler
-) -> None:
-    fake.write(*KEY, records(0, 10))
-    running = start(handler, **{"auto.offset.reset": "latest"})
-    await_commit(client, 10, epoch=-1)  # it has no record before
-    recreate(fake)
-    await_commit(client, 0)
-    running.close()
-    assert committed(client) == CommittedOffset(0)
-    fake.write(*KEY, records(0, 20))
-    start(handler, **{"auto.offset.reset": "latest"})
+    start(handler, **{"auto.offset.reset": reset})
     await_commit(client, 20)
     assert sorted(handler.values) == [value(offset) for offset in range(20)]
 
@@ -146,7 +127,7 @@ def test_late_handler_of_a_deleted_topic_does_not_change_the_offset(
     handler.block(value(4))
     running = start(handler, order="none", threads=3)
     await_commit(client, 4)
-    recreate(fake)
+    recreate_topic(fake, "orders")
     await_commit(client, 0)
     handler.block(value(2))
     fake.write(*KEY, records(0, 4))

@@ -5,17 +5,17 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 
-from protocol import ConsumerRebalanceListener, KafkaConsumer, Processor, TopicPartition
+from protocol import Client, ConsumerRebalanceListener, KafkaConsumer, Processor, TopicPartition
 from protocol.errors import DeadlineExceeded, KafkaError, UsageError, WakeUp
 from protocol.fetch.partition_consumer import ConsumerMessage
-from protocol.processing.consumer_loop import ConsumerLoop
 from protocol.processing.failures import NO_RETRIES
 from protocol.testing import FakeKafka
+from tests.protocol.processing.conftest import MANUAL_COMMIT, Committed, Write
 from tests.support.background import background
 from tests.support.forked_child import check_in_child
 from tests.support.wait_until import wait_until
@@ -23,30 +23,14 @@ from tests.support.wait_until import wait_until
 pytestmark = pytest.mark.soak
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeKafka]:
-    with FakeKafka() as fake:
-        fake.create_topic("orders")
-        fake.create_topic("failed")
-        fake.produce("orders", *["value"] * 8)
-        yield fake
+VALUES = [b"value"] * 8
 
 
-@pytest.fixture
-def properties(fake: FakeKafka) -> dict[str, object]:
-    """Return properties of a member of the group "etl" that commits what the test says."""
-    member = {"group.id": "etl", "auto.offset.reset": "earliest", "enable.auto.commit": False}
-    return {"bootstrap.servers": fake.bootstrap_servers, **member}
-
-
-def test_consumer_given_to_a_processor_that_cannot_dispatch_reads_all_records(
-    fake: FakeKafka, properties: dict[str, object]
-) -> None:
-    fake.create_topic("other", 2)
-    for partition in range(2):
-        fake.produce("other", *["value"] * 3, partition=partition)
-    with KafkaConsumer(properties, columns=["offset", "value"]) as consumer:
-        consumer.assign([("other", 0), ("other", 1)])
+def test_consumer_given_to_a_processor_that_cannot_dispatch_reads_all_records(client: Client, write: Write) -> None:
+    for partition in (0, 1):
+        write(VALUES, partition=partition)
+    with KafkaConsumer(client, MANUAL_COMMIT, columns=["offset", "value"]) as consumer:
+        consumer.assign([("orders", 0), ("orders", 1)])
         with pytest.raises(UsageError, match="needs the column key"):
             Processor(consumer, lambda message: None).run()
         offsets: list[int] = []
@@ -54,42 +38,37 @@ def test_consumer_given_to_a_processor_that_cannot_dispatch_reads_all_records(
         def poll() -> bool:
             batches = [batch for several in consumer.poll(100).values() for batch in several]
             offsets.extend(offset for batch in batches for offset in batch["offset"].to_pylist())
-            return len(offsets) >= 6
+            return len(offsets) >= 16
 
         wait_until(poll)
-        assert sorted(offsets) == [0, 0, 1, 1, 2, 2]
+        assert sorted(offsets) == sorted([*range(8), *range(8)])
 
 
-def test_consumer_is_given_back_without_the_listener_of_the_processor(
-    properties: dict[str, object], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def new_processor(client: Client, write: Write) -> Callable[..., Processor]:
+    """Return `new_processor(handler, **options)`, for the eight records of orders-0."""
+    write(VALUES)
+    return lambda handler, **options: Processor(client, handler, ["orders"], config=MANUAL_COMMIT, **options)
+
+
+def test_signal_handler_that_closes_the_processor_ends_run(
+    new_processor: Callable[..., Processor], committed: Committed
 ) -> None:
-    assigned: list[object] = []
-    monkeypatch.setattr(ConsumerLoop, "assigned", lambda loop, partitions: assigned.append(partitions))
-    with KafkaConsumer(properties) as consumer:
-        processor = Processor(consumer, lambda message: processor.close(), ["orders"])
-        processor.run()
-        assert len(assigned) == 1
-        consumer.enforce_rebalance()
-        wait_until(lambda: consumer.poll(100))
-        assert len(assigned) == 1
-
-
-def test_signal_handler_that_closes_the_processor_ends_run(fake: FakeKafka, properties: dict[str, object]) -> None:
     def handle(message: ConsumerMessage) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
-    processor = Processor(properties, handle, ["orders"])
+    processor = new_processor(handle)
     former = signal.signal(signal.SIGUSR1, lambda *_: processor.close())
     try:
         processor.run()
     finally:
         signal.signal(signal.SIGUSR1, former)
-    assert fake.committed_offsets("etl")["orders", 0] > 0
+    assert committed()[0] > 0
 
 
-def test_processor_is_refused_in_a_forked_child(properties: dict[str, object]) -> None:
+def test_processor_is_refused_in_a_forked_child(new_processor: Callable[..., Processor]) -> None:
     running = threading.Event()
-    processor = Processor(properties, lambda message: running.set(), ["orders"])
+    processor = new_processor(lambda message: running.set())
 
     def check() -> None:
         with pytest.raises(UsageError, match="before a fork"):
@@ -102,8 +81,9 @@ def test_processor_is_refused_in_a_forked_child(properties: dict[str, object]) -
 
 
 def test_commit_of_a_listener_includes_no_record_whose_handler_still_runs(
-    fake: FakeKafka, properties: dict[str, object]
+    client: Client, write: Write, committed: Committed
 ) -> None:
+    write(VALUES)
     release, begun, revoked = threading.Event(), threading.Event(), threading.Event()
 
     class Committing(ConsumerRebalanceListener):
@@ -115,7 +95,7 @@ def test_commit_of_a_listener_includes_no_record_whose_handler_still_runs(
         begun.set()
         release.wait(60)
 
-    with KafkaConsumer(properties) as consumer, KafkaConsumer(properties) as joining:
+    with KafkaConsumer(client, MANUAL_COMMIT) as consumer, KafkaConsumer(client, MANUAL_COMMIT) as joining:
         processor = Processor(consumer, handle, ["orders"], listener=Committing(), drain_timeout_ms=100)
         with background(processor.run):
             assert begun.wait(20)
@@ -123,38 +103,39 @@ def test_commit_of_a_listener_includes_no_record_whose_handler_still_runs(
             wait_until(lambda: joining.poll(20) or revoked.is_set())
             release.set()
             processor.close()
-        assert not fake.committed_offsets("etl").get(("orders", 0))
+        assert not committed().get(0)
 
 
 @pytest.mark.parametrize("kind", [WakeUp, DeadlineExceeded])
 def test_exception_of_the_listener_that_poll_also_raises_ends_run(
-    properties: dict[str, object], kind: type[KafkaError]
+    new_processor: Callable[..., Processor], kind: type[KafkaError]
 ) -> None:
     class Raising(ConsumerRebalanceListener):
         def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
             raise kind("as if")
 
-    processor = Processor(properties, lambda message: None, ["orders"], listener=Raising())
+    processor = new_processor(lambda message: None, listener=Raising())
     with pytest.raises(kind, match="as if"):
         processor.run()
 
 
 @pytest.mark.parametrize("kind", [SystemExit, ZeroDivisionError])
 def test_exception_in_the_thread_of_another_consumer_is_raised(
-    fake: FakeKafka, properties: dict[str, object], kind: type[BaseException]
+    new_processor: Callable[..., Processor], kind: type[BaseException]
 ) -> None:
     class Raising(ConsumerRebalanceListener):
         def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
             if threading.current_thread().name == "processor-consumer-2":
                 raise kind
 
-    fake.create_topic("wide", 4)
-    processor = Processor(properties, lambda message: None, ["wide"], consumers=2, listener=Raising())
+    processor = new_processor(lambda message: None, consumers=2, listener=Raising())
     with pytest.raises(kind):
         processor.run()
 
 
-def test_close_does_not_wait_for_the_delivery_of_dead_letters(fake: FakeKafka, properties: dict[str, object]) -> None:
+def test_close_does_not_wait_for_the_delivery_of_dead_letters(
+    fake: FakeKafka, new_processor: Callable[..., Processor], committed: Committed
+) -> None:
     fake.refuse("Produce", "NOT_ENOUGH_REPLICAS", 1_000_000)
     failed = threading.Event()
 
@@ -162,11 +143,11 @@ def test_close_does_not_wait_for_the_delivery_of_dead_letters(fake: FakeKafka, p
         failed.set()
         raise ValueError("as if")
 
-    options: dict[str, Any] = {"dead_letter_topic": "failed", "retry": NO_RETRIES, "drain_timeout_ms": 100}
-    processor = Processor(properties, handle, ["orders"], **options)
+    options: dict[str, Any] = {"dead_letter_topic": "dead", "retry": NO_RETRIES, "drain_timeout_ms": 100}
+    processor = new_processor(handle, **options)
     with background(processor.run):
         assert failed.wait(20)
         began_s = time.monotonic()
         processor.close()
         assert time.monotonic() - began_s < 20
-    assert not fake.committed_offsets("etl").get(("orders", 0))
+    assert not committed().get(0)

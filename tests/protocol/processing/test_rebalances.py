@@ -13,7 +13,7 @@ from protocol import Client, KafkaConsumer, RetryPolicy
 from protocol.processing.worker_pool import WorkerPool
 from protocol.testing import FakeKafka
 from tests.protocol.consumer.conftest import EAGER, PROTOCOLS
-from tests.protocol.consumer.members import Listener
+from tests.protocol.consumer.members import Listener, Polling
 from tests.protocol.processing.conftest import EMPTY, MANUAL_COMMIT, Committed, Handler, Start, StartObserved, Write
 from tests.support.wait_until import comes_true, wait_until
 
@@ -21,36 +21,18 @@ NUMBERS = [b"%d" % number for number in range(50)]
 KEYS_OF_LANES = (b"a", b"b")
 
 
-class Other:
-    """Another member of the group, which notes the first offset of each partition."""
-
-    def __init__(self, client: Client, **properties: object) -> None:
-        self.consumer = KafkaConsumer(client, MANUAL_COMMIT | properties)
-        self.first_offsets: dict[int, int] = {}
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with self.consumer as consumer:
-            consumer.subscribe(["orders"])
-            while not self._closing.is_set():
-                for message in consumer.poll(20).messages():
-                    self.first_offsets.setdefault(message.partition, message.offset)
-
-    def close(self) -> None:
-        self._closing.set()
-        self._thread.join(20)
-        assert not self._thread.is_alive()
-
-
-Join = Callable[..., Other]
+Join = Callable[..., Polling]
 
 
 @pytest.fixture
 def join(client: Client) -> Iterator[Join]:
+    """Yield `join(**properties)`, for another member of the group."""
     with ExitStack() as opened:
-        yield lambda **properties: opened.enter_context(closing(Other(client, **properties)))
+
+        def create(**properties: object) -> Polling:
+            return opened.enter_context(closing(Polling(KafkaConsumer(client, MANUAL_COMMIT | properties), "orders")))
+
+        yield create
 
 
 @pytest.fixture

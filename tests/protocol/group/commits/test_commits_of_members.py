@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from protocol import Client, CommittedOffset, OffsetManager
+from protocol import Client, OffsetManager
 from protocol.base.clock import Deadline
 from protocol.broker_errors import ErrorCode
 from protocol.errors import BrokerError, DeadlineExceeded, UsageError
@@ -86,20 +86,6 @@ def test_late_reply_about_a_revoked_partition_changes_nothing(
     assert flushed(client, manager)
     assert committed_partitions(fake) == [[0], [0, 1]]
     assert committed(client) == BOTH
-
-
-def test_late_error_about_a_revoked_partition_is_not_reported(
-    fake: FakeKafka, client: Client, manager: OffsetManager, caplog: pytest.LogCaptureFixture
-) -> None:
-    commit = DelayedCommit(fake)
-    fake.refuse(OFFSET_COMMIT, ErrorCode.OFFSET_METADATA_TOO_LARGE)
-    manager.stage(MARKS)
-    assert commit.come.wait(10)
-    manager.retain([])
-    commit.release()
-    manager.stage({("orders", 1): CommittedOffset(6)})
-    assert flushed(client, manager)
-    assert (manager.counts.succeeded, manager.counts.failed, caplog.records) == (1, 0, [])
 
 
 def test_late_reply_to_an_older_generation_changes_nothing(

@@ -54,7 +54,17 @@ def test_numbers_of_numpy_become_integers() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["orders", ("orders",), ("orders", "0"), ("orders", -1), ("orders", 2**31), (5, 0), ("caf\udce9", 0)]
+    "key",
+    [
+        "orders",
+        ("orders",),
+        ("orders", "0"),
+        ("orders", True),
+        ("orders", -1),
+        ("orders", 2**31),
+        (5, 0),
+        ("caf\udce9", 0),
+    ],
 )
 def test_partition_that_cannot_exist_is_refused(key: Any) -> None:
     with pytest.raises(UsageError):

@@ -28,13 +28,8 @@ from protocol.wire.messages.m08_offset_commit import LAST_WITH_TOPIC_NAMES, OFFS
 from protocol.wire.messages.m09_offset_fetch import OFFSET_FETCH
 from tests.protocol.group.commits.conftest import BOTH, GROUP, MARKS, committed, committed_partitions, flushed, stage_as
 from tests.support.older_brokers import limit_version
+from tests.support.small_cluster import recreate_topic
 from tests.support.wait_until import wait_until
-
-
-def recreate_orders(fake: FakeKafka) -> None:
-    with fake.changed:
-        fake.delete_topic("orders")
-        fake.create_topic("orders", 2)
 
 
 def assert_refused_for_another_topic(fake: FakeKafka, client: Client, manager: OffsetManager) -> None:
@@ -202,31 +197,33 @@ def test_offset_of_a_deleted_topic_is_not_committed_to_its_successor(
     assert flushed(client, manager), "of the new topic"
 
 
-@pytest.mark.parametrize("last", [LAST_WITH_TOPIC_NAMES, OFFSET_COMMIT.last], ids=["by name", "by id"])
+@pytest.mark.parametrize(
+    ("last", "fault"),
+    [
+        (OFFSET_COMMIT.last, ""),
+        (LAST_WITH_TOPIC_NAMES, ""),
+        (LAST_WITH_TOPIC_NAMES, "a refused commit"),
+        (LAST_WITH_TOPIC_NAMES, "no metadata"),
+    ],
+    ids=["by id", "by name", "a refused commit", "no metadata"],
+)
 def test_offset_of_a_recreated_topic_is_refused_before_the_client_knows_of_it(
-    fake: FakeKafka, client: Client, manager: OffsetManager, last: int
+    fake: FakeKafka, client: Client, manager: OffsetManager, last: int, fault: str
 ) -> None:
+    """By name, topic ids are compared before each retry: with a fault, the topic is recreated between two of them."""
     limit_version(fake, OFFSET_COMMIT, last)
     client.metadata(["orders"])
-    recreate_orders(fake)
-    manager.stage(MARKS, again=True)
-    assert_refused_for_another_topic(fake, client, manager)
-
-
-@pytest.mark.parametrize("fault", ["refused", "no metadata"])
-def test_topic_ids_are_compared_before_each_retry_of_a_commit_by_name(
-    fake: FakeKafka, client: Client, manager: OffsetManager, fault: str
-) -> None:
-    limit_version(fake, OFFSET_COMMIT, LAST_WITH_TOPIC_NAMES)
-    client.metadata(["orders"])
-    if fault == "refused":
-        fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
-    else:
+    if not fault:
+        recreate_topic(fake, "orders", 2)
+    elif fault == "no metadata":
         fake.lose_replies(METADATA, ALWAYS)
+    else:
+        fake.refuse(OFFSET_COMMIT, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ALWAYS)
     manager.stage(MARKS, again=True)
-    wait_until(lambda: fake.request_bodies(OFFSET_COMMIT if fault == "refused" else METADATA)[1:])
-    recreate_orders(fake)
-    fake.faults.clear()
+    if fault:
+        wait_until(lambda: fake.request_bodies(METADATA if fault == "no metadata" else OFFSET_COMMIT)[1:])
+        recreate_topic(fake, "orders", 2)
+        fake.faults.clear()
     assert_refused_for_another_topic(fake, client, manager)
 
 

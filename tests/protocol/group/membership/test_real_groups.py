@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
 
-from protocol import Client, OffsetManager, TopicPartition
-from protocol.admin.topics import NewTopic, create_partitions, create_topic, delete_topic
-from protocol.group.commits.committed_offsets import CommittedOffset, fetch_offsets
-from protocol.group.membership.assignment import TopicSubscription
+from protocol import Client, OffsetManager
+from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
 from tests.protocol.fetch.consuming import client_of
-from tests.protocol.group.membership.conftest import NewMember, Owner, rebalance
+from tests.protocol.group.membership.conftest import NewMember, rebalance
+from tests.support.consumer_groups import coordinator_of
+from tests.support.soak import SOAK
 
 
 @pytest.fixture
@@ -44,55 +43,6 @@ def test_single_member_owns_all_partitions_and_commits_with_its_identity(
     assert row[6:] == [assignment.member.member_id, "/127.0.0.1", "spark-kafka-source"]
 
 
-@pytest.fixture
-def fast_metadata_client(kafka1: LocalKafka) -> Iterator[Client]:
-    """Yield a client whose members notice topic changes soon."""
-    with client_of(kafka1, metadata_max_age_ms=200) as client:
-        yield client
-
-
-def test_pattern_subscription_follows_new_and_deleted_topics_and_partitions(
-    fast_metadata_client: Client, topic1: TopicFactory, new_member: NewMember
-) -> None:
-    first = topic1(1)
-    pattern = TopicSubscription(pattern=re.compile(f"{first}.*"))
-    owner, two = (new_member(fast_metadata_client, subscription=pattern) for _ in range(2))
-    both = (owner, two)
-
-    def owned() -> set[TopicPartition]:
-        return set(owner.membership.owned | two.membership.owned)
-
-    rebalance(*both, until=lambda: owned() == {(first, 0)})
-    create_partitions(fast_metadata_client, first, 2)
-    rebalance(*both, until=lambda: owned() == {(first, 0), (first, 1)})
-    create_topic(fast_metadata_client, NewTopic(f"{first}-more", 1))
-    rebalance(*both, until=lambda: owned() == {(first, 0), (first, 1), (f"{first}-more", 0)})
-    delete_topic(fast_metadata_client, f"{first}-more")
-    rebalance(*both, until=lambda: owned() == {(first, 0), (first, 1)})
-
-
-def static_members(client: Client, topic: str, new_member: NewMember) -> tuple[Owner, Owner]:
-    """Return members with the instance ids a, the leader, and b, which own two partitions each."""
-    first, second = (new_member(client, topic, group_instance_id=instance_id) for instance_id in "ab")
-    first.poll_rebalance(20_000)
-    second.poll_rebalance()
-    rebalance(first, second, until=lambda: len(first.numbers) == len(second.numbers) == 2)
-    return first, second
-
-
-def test_restarted_static_member_keeps_its_partitions_without_a_rebalance(
-    client: Client, topic1: TopicFactory, new_member: NewMember
-) -> None:
-    name = topic1(4)
-    owner, two = static_members(client, name, new_member)
-    had, revoked, generation = owner.numbers, len(two.revoked), two.membership.member.generation_id
-    owner.membership.close()
-    again = new_member(client, name, group_instance_id="a")
-    rebalance(again, two, until=lambda: again.numbers == had)
-    assert again.membership.member.member_id != owner.membership.member.member_id
-    assert (len(two.revoked), two.membership.member.generation_id) == (revoked, generation)
-
-
 @pytest.mark.parametrize(("returns", "keeps"), [("leader", True), ("leader", False), ("follower", False)])
 def test_static_member_that_returns_with_another_topic_gets_its_partitions(
     client: Client, topic1: TopicFactory, new_member: NewMember, returns: str, keeps: bool
@@ -101,7 +51,9 @@ def test_static_member_that_returns_with_another_topic_gets_its_partitions(
     if keeps and version_numbers(KAFKA_VERSION) < (3, 2):
         pytest.skip("a leader that returns assigns partitions since Kafka 3.2 (KIP-814)")
     shared, new = topic1(4), topic1(2)
-    first, two = static_members(client, shared, new_member)
+    first, two = (new_member(client, shared, group_instance_id=instance_id) for instance_id in "ab")
+    first.poll_rebalance(20_000)  # it leads
+    rebalance(first, two, until=lambda: len(first.numbers) == len(two.numbers) == 2)
     owner, stays = (first, two) if returns == "leader" else (two, first)
     owner.membership.close()
     topics = [shared, new] if keeps else [new]
@@ -135,3 +87,35 @@ def test_group_changes_from_eager_to_cooperative_member_by_member(
     assert [len(revocation.partitions) for revocation in two.revoked] == [2], (
         "kept partitions are not revoked temporarily"
     )
+
+
+@pytest.fixture
+def replicated_client(kafka: LocalKafka) -> Iterator[Client]:
+    with client_of(kafka) as client:
+        yield client
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("protocol", "how"),
+    [("classic", "killed"), ("consumer", "dark"), *([("classic", "dark"), ("consumer", "killed")] if SOAK else [])],
+    indirect=["protocol"],
+)
+def test_member_survives_a_killed_coordinator(
+    replicated_client: Client, kafka: LocalKafka, topic: TopicFactory, group: str, new_member: NewMember, how: str
+) -> None:
+    """Slow: the group's new coordinator is elected and loads its partition; a dark one is noticed by a time-out."""
+    name, client = topic(4, replication_factor=3), replicated_client
+    owner, two = new_member(client, name), new_member(client, name)
+    owner.poll_rebalance(20_000)
+    rebalance(owner, two, until=lambda: len(owner.numbers) == len(two.numbers) == 2)
+    broker = coordinator_of(kafka, group)
+    (kafka.kill if how == "killed" else kafka.pause)(broker)
+    try:
+        key, member = (name, owner.numbers[0]), owner.membership.member
+        commit_offsets(client, group, {key: CommittedOffset(7)}, client.deadline(25_000), member)
+        assert fetch_offsets(client, group, None, client.deadline())[key].offset == 7
+        rebalance(owner, two, until=lambda: sorted(owner.numbers + two.numbers) == [0, 1, 2, 3])
+        assert not any(revocation.lost for revocation in owner.revoked + two.revoked)
+    finally:
+        (kafka.start if how == "killed" else kafka.resume)(broker)
