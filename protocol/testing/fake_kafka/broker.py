@@ -292,7 +292,10 @@ class ClusterState:
             self.set_high_watermark(led.replica, min(ends))
 
     def _join_isr(self, led: Hosted, node_id: int) -> None:
-        now = self.controller.image.topics[led.topic.name].partitions[led.number]
+        topic = self.controller.image.topics.get(led.topic.name)
+        if topic is None or topic.topic_id != led.topic.topic_id:
+            return  # deleted, and this leader does not know it yet
+        now = topic.partitions[led.number]
         if now.leader_epoch == led.partition.leader_epoch and node_id not in now.isr:
             self.controller.set_isr(led.topic.name, led.number, (*now.isr, node_id))
 
