@@ -13,6 +13,7 @@ from protocol.base.clock import Deadline
 from protocol.base.once import log_once
 from protocol.errors import TopicUnknown
 from protocol.fetch.list_offsets import ends_of_epochs
+from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
 from spark_kafka_source.driver.discovery import (
     leader_ids,
@@ -149,10 +150,11 @@ class Trigger:
         elif starting.positions:
             assignment = replace(assignment, starts=starting.positions)
         self.query.commits.mark(completed, assignment, self.query.member)
+        ends: dict[TopicPartition, ListedOffset] = {}
         try:
-            ends = log_end_offsets(self._client, self._options, assignment.readable, self.deadline)
-        except TopicUnknown as error:
-            self._suspect(topic for topic, _ in existing if topic == error.answer.context.get("topic"))
+            log_end_offsets(self._client, self._options, assignment.readable, self.deadline, ends)
+        except TopicUnknown:
+            self._suspect(topic for topic, number in assignment.readable if (topic, number) not in ends)
             raise
         return LogSnapshot(completed, assignment, ends)
 
