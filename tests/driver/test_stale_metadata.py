@@ -179,6 +179,27 @@ def test_deleted_topics_are_asked_about_together(cluster_of_two: FakeKafka, monk
     reader.stop()
 
 
+def test_topic_stays_awaited_if_the_next_reply_names_the_one_that_was_read(
+    cluster_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first reply comes from a broker with the new topic; the log has records after the position."""
+    cluster, find = cluster_of_two, discovery.partitions_of_running_query
+    reader = reader_of(cluster.bootstrap_servers, "a", "g", **{**QUICK, "kafka.group.protocol": "none"})
+    read = next_end(reader, reader.initialOffset())
+    topic_id = cluster.controller.topic("a").topic_id
+    cluster.write("a", 0, records(20, 10))
+    monkeypatch.setattr(
+        Client, "ids_at_brokers", lambda self, topics, _: {name: {topic_id, b"x" * 16} for name in topics}
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            trigger, "partitions_of_running_query", lambda *arguments: dict.fromkeys(find(*arguments), b"x" * 16)
+        )
+        assert next_end(reader, read) == read
+    assert next_end(reader, read) == read
+    reader.stop()
+
+
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
 def test_partition_that_seemed_deleted_comes_back_at_the_group_offset(
     monkeypatch: pytest.MonkeyPatch, protocol: str
