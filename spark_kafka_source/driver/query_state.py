@@ -60,7 +60,7 @@ class QueryState:
     `replay_lost`: number of offsets that a replayed batch lacked; the next planned batch counts them as skipped.
     `logs`: the logs in the last trigger; None before the first one.
     `confirmed`: positions that leaders elected later have confirmed; each such leader gets one request.
-    `suspected`: awaited topics that a leader's reply contradicted: the next trigger asks several brokers at once.
+    `suspected`: topics about which several brokers were asked, and that are awaited: the next trigger asks again.
     `last_batch_ms`: time of the last trigger that did not wait for `minOffsetsPerTrigger`.
     """
 

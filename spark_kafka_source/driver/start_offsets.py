@@ -142,15 +142,23 @@ def offsets_for_times(
 
 
 def log_end_offsets(
-    client: Client, options: SourceOptions, partitions: Collection[TopicPartition], deadline: Deadline
+    client: Client,
+    options: SourceOptions,
+    partitions: Collection[TopicPartition],
+    deadline: Deadline,
+    into: dict[TopicPartition, ListedOffset] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """Return the last stable offsets with `read_committed`, otherwise the high watermarks."""
+    """Return the last stable offsets with `read_committed`, otherwise the high watermarks.
+
+    `into`: as in `list_offsets`.
+    """
     return list_offsets(
         client,
         dict.fromkeys(partitions, LATEST),
         isolation_level=options.consumer.isolation_level,
         deadline=deadline,
         unknown_topic_s=SUSPECT_DELETED_S,
+        into=into,
     )
 
 

@@ -13,6 +13,7 @@ from protocol.base.clock import Deadline
 from protocol.base.once import log_once
 from protocol.errors import TopicUnknown
 from protocol.fetch.list_offsets import ends_of_epochs
+from protocol.fetch.log_offsets import ListedOffset
 from protocol.kafka_terms import NO_TOPIC_ID, TopicIds, TopicPartition
 from spark_kafka_source.driver.discovery import (
     leader_ids,
@@ -62,7 +63,7 @@ class Trigger:
     def __post_init__(self) -> None:
         self._client, self._options = self.query.client, self.query.options
         self._losses: list[data_loss.Loss] = []
-        self._suspected = set(self.query.suspected)
+        self._suspected: set[str] = set()
 
     def plan(self) -> Offsets | None:
         """Return the end of the next batch, None if nothing is new. Marks `completed` once topic ids are compared."""
@@ -114,7 +115,6 @@ class Trigger:
             watermarks = high_watermarks(self._client, ends, self.deadline, ends)
             logs = replace(logs, high_watermarks=watermarks)
         self._suspect(logs.shrunk_topics())
-        self.query.suspected = self._suspected & logs.assignment.awaited.keys()
         self._handle_awaited(logs.assignment)
         previous_logs, self.query.logs = self.query.logs, logs
         data_loss.warn_stale(logs.stale - (previous_logs.stale if previous_logs else set()))
@@ -139,20 +139,22 @@ class Trigger:
             assigned_ids = membership.poll_assignment(
                 existing, completed, available_now=is_available_now, deadline=self.deadline
             )
-        suspected = suspected_topics(existing, assigned_ids, completed)
+        suspected = suspected_topics(existing, assigned_ids, completed, self.query.suspected)
         if self._suspected:
             suspected |= self._suspected & {topic for topic, _ in existing}
         ids_at_brokers = self._client.ids_at_brokers(suspected, self.deadline) if suspected else {}
         assignment = query_assignment(existing, assigned_ids, completed, ids_at_brokers)
+        self.query.suspected = suspected & assignment.awaited.keys()
         if membership is not None:
             assignment = membership.fetch_start_positions(assignment, assigned_ids, completed, self.deadline)
         elif starting.positions:
             assignment = replace(assignment, starts=starting.positions)
         self.query.commits.mark(completed, assignment, self.query.member)
+        ends: dict[TopicPartition, ListedOffset] = {}
         try:
-            ends = log_end_offsets(self._client, self._options, assignment.readable, self.deadline)
-        except TopicUnknown as error:
-            self._suspect(topic for topic, _ in existing if topic == error.answer.context.get("topic"))
+            log_end_offsets(self._client, self._options, assignment.readable, self.deadline, ends)
+        except TopicUnknown:
+            self._suspect(topic for topic, number in assignment.readable if (topic, number) not in ends)
             raise
         return LogSnapshot(completed, assignment, ends)
 

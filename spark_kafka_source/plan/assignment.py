@@ -93,19 +93,24 @@ class QueryAssignment:
         return self.without_starts(planned.ends.keys())
 
 
-def suspected_topics(existing: TopicIds, assigned_ids: TopicIds, completed: Offsets) -> set[str]:
+def suspected_topics(
+    existing: TopicIds, assigned_ids: TopicIds, completed: Offsets, before: Set[str] = frozenset()
+) -> set[str]:
     """Return topics that seem recreated by the reply of one broker; `Client.ids_at_brokers` tells what others say.
 
     A group that has assigned a partition of the topic by the new id confirms it. Topics of which this query has neither
     a partition nor, as it seems, lost one are left out. Arguments as in `query_assignment`.
+
+    `before`: topics about which brokers did not agree in the last trigger. They are suspected also by the reply of a
+    broker that still names the topic that was read.
     """
     ids = topic_ids(existing)
     changed = {topic for topic in ids.keys() & completed.ids.keys() if ids[topic] != completed.ids[topic]}
     if not changed:
-        return changed
+        return set(before & ids.keys())
     assigned, missing = assigned_ids.keys() & existing.keys(), completed.ends.keys() - existing.keys()
-    confirmed = {key[0] for key in assigned if assigned_ids[key] == existing[key]}
-    return changed & {topic for topic, _ in (*assigned, *missing)} - confirmed
+    confirmed = changed & {key[0] for key in assigned if assigned_ids[key] == existing[key]}
+    return (changed & {topic for topic, _ in (*assigned, *missing)} | before & ids.keys()) - confirmed
 
 
 def query_assignment(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from protocol import Client, CommittedOffset
+from protocol.base.clock import Deadline
 from protocol.cluster.metadata import topic_id_text
 from protocol.fetch.log_offsets import ListedOffset
 from protocol.group.commits.committed_offsets import commit_offsets
@@ -153,6 +154,49 @@ def test_deleted_topic_delays_no_other_topic_while_one_broker_lags_behind(cluste
     assert "a" in reader.query.logs.assignment.awaited
     cluster.isolate(2, False)
     wait_until(lambda: "a" not in next_end(reader, end))
+    reader.stop()
+
+
+def test_deleted_topics_are_asked_about_together(cluster_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other they took 2 s each, so that 30 topics stopped the query."""
+    cluster = cluster_of_two
+    options = {**QUICK, "kafka.group.protocol": "none", "commitOffsets": "false"}
+    cluster.create_topic("c")
+    reader = reader_of(cluster.bootstrap_servers, "a,b,c", "g", **options)
+    read = next_end(reader, reader.initialOffset())
+    cluster.isolate(2)
+    for topic in ("a", "b"):
+        cluster.delete_topic(topic)
+    ask, asked = Client.ids_at_brokers, list[set[str]]()
+
+    def ids_at_brokers(client: Client, topics: set[str], deadline: Deadline) -> dict[str, set[bytes]]:
+        asked.append(topics)
+        return ask(client, topics, deadline)
+
+    monkeypatch.setattr(Client, "ids_at_brokers", ids_at_brokers)
+    assert next_end(reader, read) == read
+    assert asked[0] == {"a", "b"}
+    reader.stop()
+
+
+def test_topic_stays_awaited_if_the_next_reply_names_the_one_that_was_read(
+    cluster_of_two: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first reply comes from a broker with the new topic; the log has records after the position."""
+    cluster, find = cluster_of_two, discovery.partitions_of_running_query
+    reader = reader_of(cluster.bootstrap_servers, "a", "g", **{**QUICK, "kafka.group.protocol": "none"})
+    read = next_end(reader, reader.initialOffset())
+    topic_id = cluster.controller.topic("a").topic_id
+    cluster.write("a", 0, records(20, 10))
+    monkeypatch.setattr(
+        Client, "ids_at_brokers", lambda self, topics, _: {name: {topic_id, b"x" * 16} for name in topics}
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            trigger, "partitions_of_running_query", lambda *arguments: dict.fromkeys(find(*arguments), b"x" * 16)
+        )
+        assert next_end(reader, read) == read
+    assert next_end(reader, read) == read
     reader.stop()
 
 
