@@ -289,7 +289,8 @@ class ClusterState:
                 ends.append(replica.log.common_end(led.log) if replica else 0)
         required = led.topic.config.get("min.insync.replicas", self.settings["min.insync.replicas"])
         if len(led.partition.isr) >= min(int(required), len(led.partition.replicas)):
-            self.set_high_watermark(led.replica, min(ends))
+            # A leader lowers it only with the end of its log.
+            self.set_high_watermark(led.replica, min(led.log.end_offset, max(led.replica.high_watermark, min(ends))))
 
     def _join_isr(self, led: Hosted, node_id: int) -> None:
         topic = self.controller.image.topics.get(led.topic.name)
