@@ -33,13 +33,15 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LIMIT_S = 20  # for each test with a mutant; a hang is a kill
+# For each test with a mutant; a hang is a kill. Other work on the machine spends no processor time of the test.
+PROCESSOR_LIMIT_S, LIMIT_S = 20, 120
 _PAIRS = "Lt LtE, Gt GtE, Eq NotEq, In NotIn, Is IsNot, And Or, Add Sub, Mult FloorDiv"
 _SWAPS = {
     getattr(ast, name): getattr(ast, opposite)
     for pair in _PAIRS.split(", ")
     for name, opposite in (pair.split(), pair.split()[::-1])
 }
+NOT_STARTED = 3  # exit code of a process that could not begin its test
 
 # Path, name and first line of a function.
 Place = tuple[str, str, int]
@@ -68,23 +70,35 @@ def positions(tree: ast.Module) -> list[Position]:
 
 
 def mutant_at(path: Path, position: Position) -> Mutant:
-    """Return the function of a module with the fault at this position."""
+    """Return the function of a module with the fault at this position.
+
+    Raises ValueError if the function has other free variables then, since it cannot get the code: a method without its
+    only `super()` does not refer to its class any more.
+    """
     tree = ast.parse(path.read_text(), str(path))
     function = _functions(tree)[position[0]]
     node = list(ast.walk(function))[position[1]]
     label, replacement = _changes(node)[position[2]]
-    _replace(function, node, replacement)
     first_line = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
-    codes = _codes(compile(ast.fix_missing_locations(tree), str(path), "exec"))
-    code = next(code for code in codes if (code.co_name, code.co_firstlineno) == (function.name, first_line))
-    line = getattr(node, "lineno", function.lineno)
-    return Mutant(f"{os.path.relpath(path, ROOT)}:{line} {label}", (str(path), function.name, first_line), code)
+    place = (str(path), function.name, first_line)
+    unchanged = _code_at(place, tree)
+    _replace(function, node, replacement)
+    code = _code_at(place, ast.fix_missing_locations(tree))
+    label = f"{os.path.relpath(path, ROOT)}:{getattr(node, 'lineno', function.lineno)} {label}"
+    if code.co_freevars != unchanged.co_freevars:
+        raise ValueError(f"{label}: free variables {code.co_freevars}, not {unchanged.co_freevars}")
+    return Mutant(label, place, code)
 
 
 def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
     """Return the outermost functions, and methods of the outermost classes."""
     bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
     return [node for body in bodies for node in body if isinstance(node, ast.FunctionDef)]
+
+
+def _code_at(place: Place, tree: ast.Module) -> CodeType:
+    codes = _codes(compile(tree, place[0], "exec"))
+    return next(code for code in codes if (code.co_name, code.co_firstlineno) == place[1:])
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -179,35 +193,57 @@ class Runner:
     def _survives(self, mutant: Mutant, item: pytest.Item) -> bool:
         child = os.fork()
         if child:
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(LIMIT_S)
-        item.add_marker(pytest.mark.timeout(0))  # its timer would replace the alarm
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1), os.dup2(nowhere, 2)
-        gc.unfreeze()  # `conftest.py` has frozen what was collected
-        for function in gc.get_objects():
-            if isinstance(function, FunctionType):
-                code = function.__code__
-                if (code.co_filename, code.co_name, code.co_firstlineno) == mutant.place:
-                    function.__code__ = mutant.code
-        code = 1
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if status == NOT_STARTED:
+                raise RuntimeError(f"the test has not run with {mutant.label}: {item.nodeid}")
+            return status == 0
+        code = NOT_STARTED
         try:
+            for number, timer, limit_s in (
+                (signal.SIGPROF, signal.ITIMER_PROF, PROCESSOR_LIMIT_S),
+                (signal.SIGALRM, signal.ITIMER_REAL, LIMIT_S),
+            ):
+                signal.signal(number, signal.SIG_DFL)
+                signal.setitimer(timer, limit_s)
+            item.add_marker(pytest.mark.timeout(0))  # its timer would replace the alarm
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1), os.dup2(nowhere, 2)
+            _put_in_place(mutant)
+            code = 1
             code = 0 if self._run(item, None) else 1
         finally:
             os._exit(code)
         raise AssertionError
 
 
+def _put_in_place(mutant: Mutant) -> None:
+    gc.unfreeze()  # `conftest.py` has frozen what was collected
+    for function in gc.get_objects():
+        if isinstance(function, FunctionType):
+            code = function.__code__
+            if (code.co_filename, code.co_name, code.co_firstlineno) == mutant.place:
+                function.__code__ = mutant.code
+
+
 def draw(folder: Path, modules: int, mutants: int, seed: int) -> list[Mutant]:
-    """Return at most this number of mutants of each of the modules that the seed draws."""
+    """Return at most this number of mutants of each of the modules that the seed draws.
+
+    Those that cannot take the place of their function are left out, with a line of output.
+    """
     rng = random.Random(seed)
     files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]
     possible = {file: positions(ast.parse(file.read_text())) for file in files}
     possible = {file: places for file, places in possible.items() if places}
     drawn = rng.sample(list(possible), min(modules, len(possible)))
     chosen = {file: rng.sample(possible[file], min(mutants, len(possible[file]))) for file in drawn}
-    return [mutant_at(file, position) for file in drawn for position in sorted(chosen[file])]
+    result = []
+    for file in drawn:
+        for position in sorted(chosen[file]):
+            try:
+                result.append(mutant_at(file, position))
+            except ValueError as error:
+                print(f"left out {error}", flush=True)
+    return result
 
 
 def main(arguments: list[str]) -> int:

@@ -31,6 +31,12 @@ def test_killed_stream_task_empty_on_retry_leaves_no_open_transaction(query: Que
     assert query.committed_values() == kept
 
 
+def test_abort_of_stream_batch_ends_transaction_of_killed_attempt(query: Query) -> None:
+    query.task("A", 0, 1, (TOPIC, "of a killed attempt"))
+    query.abort(query.task("A", 0, 0, (TOPIC, "A0")), None)
+    assert query.left_open() == []
+
+
 def test_fenced_driver_aborts_no_transaction_of_newer_start(query: Query) -> None:
     first = [query.task("A", 0, 0), query.task("A", 0, 1, (TOPIC, "A1"))]
     empty = [query.task("A", 0, 0), query.task("A", 0, 1)]

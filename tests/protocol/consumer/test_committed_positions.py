@@ -92,6 +92,21 @@ def test_calls_of_another_thread_are_refused_during_a_poll(
     assert set(errors.values()) == {"another thread uses this consumer, which is not thread-safe except wakeup"}, errors
 
 
+def test_seek_back_to_the_start_offset_is_committed_by_close(fake: SmallCluster, fake_client: Client) -> None:
+    start = dict.fromkeys((FIRST, SECOND), CommittedOffset(1))
+    with consumer_of(fake_client, EAGER) as earlier:
+        earlier.commit_sync(start)
+    ours = consumer_of(fake_client, EAGER, **{"enable.auto.commit": True})
+    ours.subscribe(["orders"])
+    read(ours, 2 * (END - 1))
+    ours.commit_sync()
+    assert ours.committed(start) == dict.fromkeys(start, CommittedOffset(END))
+    for key in start:
+        ours.seek(key, 1)
+    ours.close()
+    assert fetch_offsets(fake_client, "etl", None, fake_client.deadline()) == start
+
+
 def test_calls_after_close_are_refused(key: TopicPartition, new_consumer: NewConsumer) -> None:
     ours = new_consumer()
     ours.assign([key])

@@ -1,4 +1,4 @@
-"""Assignors of the user's own: user data, assignments and failures."""
+"""Assignors of the user's own: user data, assignments, failures, and a group with librdkafka."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+import confluent_kafka
 import pytest
 
-from protocol import KafkaConsumer, MemberAssignment, PartitionAssignor, TopicPartition
+from protocol import Client, KafkaConsumer, MemberAssignment, PartitionAssignor, TopicPartition
 from protocol.config import ConsumerConfig, parse_consumer
 from protocol.consumer.session import ConsumerGroupSession
 from protocol.errors import ConfigurationError, UsageError
 from protocol.group.assignors.strategies import parse_strategy
 from protocol.group.member import ConsumerGroupMetadata
 from protocol.testing import FakeKafka
+from spark_kafka_source.local_kafka import LocalKafka
+from tests.conftest import TopicFactory
+from tests.protocol.consumer.conftest import NewConsumer
 from tests.protocol.consumer.members import IdleHandler, group_of
 from tests.support.wait_until import wait_until
 
@@ -99,6 +103,34 @@ def test_group_takes_a_strategy_that_all_members_have(new_member: Callable[..., 
     assert len(own.assigned) == calls
     second.close()
     wait_until(lambda: numbers(first) == [0, 1, 2])
+    assert len(own.assigned) > calls
+
+
+def test_own_strategy_gives_way_to_the_common_one_while_librdkafka_is_a_member(
+    kafka1: LocalKafka, client: Client, topic1: TopicFactory, group: str, new_consumer: NewConsumer
+) -> None:
+    name, own = topic1(4), ByWeight(4)
+    ours = new_consumer(**{STRATEGY: [own, "range"], "heartbeat.interval.ms": 100})
+    ours.subscribe([name])
+    wait_until(lambda: numbers(ours) == [0, 1, 2, 3])
+    assert own.assigned[-1][1] == b"of 1"
+    calls = len(own.assigned)
+    properties = {"bootstrap.servers": kafka1.bootstrap_servers, "group.id": group, "heartbeat.interval.ms": 100}
+    consumer = confluent_kafka.Consumer({**properties, STRATEGY: "range"})
+    consumer.subscribe([name])
+
+    def shared() -> bool:
+        consumer.poll(0.02)
+        further = sorted(partition.partition for partition in consumer.assignment())
+        own_numbers = numbers(ours)
+        return len(further) == 2 and sorted(own_numbers + further) == [0, 1, 2, 3]
+
+    try:
+        wait_until(shared)
+        assert len(own.assigned) == calls
+    finally:
+        consumer.close()
+    wait_until(lambda: numbers(ours) == [0, 1, 2, 3])
     assert len(own.assigned) > calls
 
 

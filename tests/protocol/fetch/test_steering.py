@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -16,10 +17,12 @@ from protocol.fetch.fetch_buffer import FetchBuffer
 from protocol.fetch.fetch_position import CompletedFetch
 from protocol.fetch.partition_consumer import PartitionConsumer
 from protocol.kafka_terms import EARLIEST, LATEST
+from protocol.wire.messages.m01_fetch import FETCH
 from spark_kafka_source.local_kafka import LocalKafka
 from tests.protocol.fetch.conftest import Written
-from tests.protocol.fetch.consuming import consumer_of, offsets_of, produce, read_all
+from tests.protocol.fetch.consuming import client_of, consumer_of, offsets_of, produce, read_all
 from tests.support.internals import fetcher_of
+from tests.support.kafka_proxy import Exchange, KafkaProxy
 from tests.support.wait_until import wait_until
 
 
@@ -47,6 +50,26 @@ def test_stream_is_sought_paused_and_resumed(written: Written, client: Client) -
         assert stream.poll(20_000) is not None
         with pytest.raises(UsageError, match="-5"):
             stream.seek(-5)
+
+
+def test_reply_to_a_fetch_before_a_seek_is_dropped(kafka: LocalKafka, written: Written) -> None:
+    name = written(1_000, settings={"batch.size": 2_000})
+    sought = threading.Event()
+
+    def hold_the_second(exchange: Exchange) -> float:
+        if exchange.number == 2:
+            assert sought.wait(20)
+        return 0.0
+
+    with KafkaProxy.of(kafka) as proxy, client_of(proxy.servers) as client:
+        proxy.replies[FETCH] = hold_the_second
+        with consumer_of(client, {"max.partition.fetch.bytes": 2_000}) as consumer:
+            stream = consumer.consume_partition(name, 0, EARLIEST)
+            assert stream.poll(20_000) is not None
+            wait_until(lambda: proxy.frame_counts["Fetch", "reply"] == 2)
+            stream.seek(500)
+            sought.set()
+            assert next(stream.messages(20_000)).offset == 500
 
 
 def test_read_after_a_break_continues_after_the_last_message(written: Written, client: Client) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from protocol.broker_errors import ErrorCode
 from protocol.cluster.client import Client
 from protocol.config import parse_client
-from protocol.errors import DeadlineExceeded, UsageError
+from protocol.errors import BrokerError, DeadlineExceeded, UsageError
 from protocol.producer.idempotence import IdempotentSession, ProducerIdentity
 from protocol.producer.producer import Producer
 from protocol.producer.results import RecordMetadata
@@ -78,6 +79,20 @@ class TestRowsRead:
 
 
 class TestRefusals:
+    def test_record_too_large_for_the_broker_fails_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
+        name = topic(1, config={"max.message.bytes": "5000"})
+        values = [b"%03d" % number if number != 70 else b"x" * 8_000 for number in range(120)]
+        with producer_of(kafka.bootstrap_servers) as producer:
+            # An early reply may arrive before the flush.
+            with pytest.raises(BrokerError) as raised:  # noqa: PT012
+                producer.send_columns(name, pa.RecordBatch.from_pydict({"value": pa.array(values)}))
+                producer.flush()
+            assert raised.value.code == ErrorCode.MESSAGE_TOO_LARGE
+            assert "max.message.bytes" in str(raised.value)
+            assert f"{name}-0 at 127.0.0.1" in str(raised.value)
+            producer.flush()
+        assert [record.value for record in read_back(kafka, name)] == values[:70] + values[71:]
+
     def test_records_above_the_request_size_fail_alone(self, kafka: LocalKafka, topic: TopicFactory) -> None:
         name = topic(2)
         values = [b"%03d" % number if number not in (50, 70) else b"x" * 20_000 for number in range(100)]
@@ -212,6 +227,26 @@ class TestMessages:
 def proxy(kafka: LocalKafka) -> Iterator[KafkaProxy]:
     with KafkaProxy.of(kafka) as running:
         yield running
+
+
+def test_rows_survive_a_leader_that_resumes_after_another_took_over(kafka: LocalKafka, topic: TopicFactory) -> None:
+    name = topic(6, replication_factor=3, config={"min.insync.replicas": "2"})
+    with producer_of(kafka.bootstrap_servers, {"request.timeout.ms": 2_000}) as producer:
+        send_numbered(producer, name, 0, 6, 6)
+        producer.flush()
+        victim = producer.client.leader(name, 0)[0].node_id
+        try:
+            kafka.pause(victim)
+            for first in range(6, 6_006, 600):
+                send_numbered(producer, name, first, 600, 6)
+            producer.flush()
+        finally:
+            kafka.resume(victim)
+        # Requests still in the old leader's sockets must have no effect.
+        for first in range(6_006, 9_006, 600):
+            send_numbered(producer, name, first, 600, 6)
+        producer.flush()
+    assert_all_once_in_order(kafka, name, 9_006, 6)
 
 
 @pytest.mark.soak

@@ -41,10 +41,12 @@ NEWEST = [case for case in FRAMES if SOAK or case[1] == case[0].last]
 
 
 @pytest.mark.parametrize(("api", "version", "kind", "frame"), LAYOUTS, ids=case_id)
-def test_prefixes_are_truncated(api: Api, version: int, kind: str, frame: bytes) -> None:
+def test_prefixes_are_truncated_and_further_bytes_corrupt(api: Api, version: int, kind: str, frame: bytes) -> None:
     for cut in range(len(frame)):
         with pytest.raises(Truncated):
             decode(api, version, kind, frame[:cut])
+    with pytest.raises(Corrupt, match="1 bytes too many"):
+        decode(api, version, kind, frame + b"\0")
 
 
 @pytest.mark.parametrize(("api", "version", "kind", "frame"), NEWEST, ids=case_id)

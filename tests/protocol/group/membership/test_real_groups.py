@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
-from protocol import Client, OffsetManager
+from protocol import Client, OffsetManager, TopicPartition
+from protocol.admin.topics import NewTopic, create_partitions, create_topic, delete_topic
 from protocol.group.commits.committed_offsets import CommittedOffset, commit_offsets, fetch_offsets
+from protocol.group.membership.assignment import TopicSubscription
 from spark_kafka_source.local_kafka import LocalKafka
 from spark_kafka_source.local_kafka.config import version_numbers
 from tests.conftest import KAFKA_VERSION, TopicFactory
@@ -41,6 +44,33 @@ def test_single_member_owns_all_partitions_and_commits_with_its_identity(
     described = kafka1.describe_group(group)
     (row,) = [line.split() for line in described.splitlines() if line.split()[1:3] == [name, "1"]]
     assert row[6:] == [assignment.member.member_id, "/127.0.0.1", "spark-kafka-source"]
+
+
+@pytest.fixture
+def fast_metadata_client(kafka1: LocalKafka) -> Iterator[Client]:
+    """Yield a client whose members notice topic changes soon."""
+    with client_of(kafka1, metadata_max_age_ms=200) as client:
+        yield client
+
+
+def test_pattern_subscription_follows_new_and_deleted_topics_and_partitions(
+    fast_metadata_client: Client, topic1: TopicFactory, new_member: NewMember
+) -> None:
+    first = topic1(1)
+    pattern = TopicSubscription(pattern=re.compile(f"{first}.*"))
+    owner, two = (new_member(fast_metadata_client, subscription=pattern) for _ in range(2))
+    both = (owner, two)
+
+    def owned() -> set[TopicPartition]:
+        return set(owner.membership.owned | two.membership.owned)
+
+    rebalance(*both, until=lambda: owned() == {(first, 0)})
+    create_partitions(fast_metadata_client, first, 2)
+    rebalance(*both, until=lambda: owned() == {(first, 0), (first, 1)})
+    create_topic(fast_metadata_client, NewTopic(f"{first}-more", 1))
+    rebalance(*both, until=lambda: owned() == {(first, 0), (first, 1), (f"{first}-more", 0)})
+    delete_topic(fast_metadata_client, f"{first}-more")
+    rebalance(*both, until=lambda: owned() == {(first, 0), (first, 1)})
 
 
 @pytest.mark.parametrize(("returns", "keeps"), [("leader", True), ("leader", False), ("follower", False)])
