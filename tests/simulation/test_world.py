@@ -194,12 +194,11 @@ def test_command_continues_with_seeds_after_those_of_log(
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "run_all", run_all)
-    arguments = ["m:a", "m:b", "--first", "10", "--log", str(tmp_path / "log.jsonl")]
-    with pytest.raises(KeyboardInterrupt):
-        command.main([*arguments, "--seeds", "4"])
+    arguments = ["json:a", "json:b", "--first", "10", "--log", str(tmp_path / "log.jsonl")]
+    assert command.main([*arguments, "--seeds", "4"]) == 130
     assert command.main([*arguments, "--seeds", "5"]) == 1
-    assert sorted(ran) == [(name, seed) for name in ("m:a", "m:b") for seed in range(10, 15)]
-    assert "5              120.0  m:a: 1 failed, 11" in capsys.readouterr().out
+    assert sorted(ran) == [(name, seed) for name in ("json:a", "json:b") for seed in range(10, 15)]
+    assert "5              120.0  json:a: 1 failed, 11" in capsys.readouterr().out
 
 
 def test_scenario_with_too_few_events_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,5 +231,5 @@ def test_stopped_shrink_ends_without_traceback(
 
     monkeypatch.setattr(Worker, "run", lambda *_, **__: Outcome(7, "late"))
     monkeypatch.setattr(command, "shrink", stopped)
-    assert command.main(["m:a", "--seed", "7", "--shrink"]) == 130
+    assert command.main(["json:a", "--seed", "7", "--shrink"]) == 130
     assert capsys.readouterr().err.strip() == "stopped"
